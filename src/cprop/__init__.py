@@ -1,0 +1,24 @@
+"""CProp: learning rates that shrink where gradients disagree.
+
+Wrap any optimizer with :class:`CProp`, or use a native one such as :class:`CPropAdam`.
+"""
+
+from cprop.checkpoint import CheckpointError
+from cprop.conformity import MEASURES, Measure, Moments, conformity_scale
+from cprop.optimizers import CProp, CPropAdaBound, CPropAdam, CPropAdamW, CPropRMSprop, CPropSGD
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "MEASURES",
+    "CProp",
+    "CPropAdaBound",
+    "CPropAdam",
+    "CPropAdamW",
+    "CPropRMSprop",
+    "CPropSGD",
+    "CheckpointError",
+    "Measure",
+    "Moments",
+    "conformity_scale",
+]

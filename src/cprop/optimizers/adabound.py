@@ -1,0 +1,141 @@
+"""AdaBound, scaled by conformity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from cprop.arithmetic import clamp
+from cprop.conformity import Number
+from cprop.moments import StatisticsScalars
+from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
+from cprop.optimizers.base import (
+    PARAM,
+    Options,
+    check_betas,
+    check_lr,
+    check_non_negative,
+    complete,
+    require,
+)
+
+__all__ = ["CPropAdaBound"]
+
+
+class AdaBoundScalars(NamedTuple):
+    adam: AdamScalars
+    step_size: Number
+    lower: Number
+    upper: Number
+
+
+def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> dict[str, Tensor]:
+    """One step of AdaBound, its update multiplied by the conformity scale."""
+    p, direction, mean_square, updated = adam_step(x, h.adam, flags)
+    rate = clamp(h.step_size / (torch.sqrt(mean_square) + h.adam.eps), h.lower, h.upper)
+    updated[PARAM] = p - rate * direction
+    return updated
+
+
+class CPropAdaBound(AdamFamily):
+    r"""AdaBound whose steps shrink where gradients disagree.
+
+    Adam at first, SGD in the end: each element's learning rate is clipped between bounds that both
+    converge to :math:`\gamma^*`.
+
+    .. math::
+        \eta_t &= \mathrm{clip}\left(\frac{\gamma \sqrt{1 - \beta_2^t}}{(1 - \beta_1^t)
+                  (\sqrt{v_t} + \epsilon)},\;
+                  \gamma^* \left(1 - \tfrac{1}{\kappa t + 1}\right),\;
+                  \gamma^* \left(1 + \tfrac{1}{\kappa t}\right)\right) \\
+        \theta_t &= \theta_{t-1} - \hat s_t\, \eta_t\, m_t
+
+    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. Statistics, weight decay and
+    sharing of the mean square are as in :class:`CPropAdam`.
+
+    Args:
+        params: parameters, named parameters, or param groups, as in torch.
+        lr: Adam's learning rate :math:`\gamma`. A scheduler that changes it changes
+            :math:`\gamma^*` in proportion.
+        betas: coefficients of Adam's running averages.
+        final_lr: SGD's learning rate :math:`\gamma^*` in the end.
+        gamma: speed :math:`\kappa` at which the bounds converge; the paper's convention is
+            ``1 - betas[1]``.
+        eps: Adam's :math:`\epsilon`.
+        weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
+        amsbound: whether to divide by the running maximum of the mean square.
+        decoupled_weight_decay: decay the parameter directly, as AdamW does.
+        options: ``maximize``; ``cprop_beta``, ``cprop_c``, ``cprop_eps``, ``cprop_measure`` as in
+            :class:`CPropAdam`.
+
+    Example:
+        >>> import torch, cprop
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = cprop.CPropAdaBound(model.parameters(), lr=1e-3, final_lr=0.1)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+
+    References:
+        Luo et al., *Adaptive Gradient Methods with Dynamic Bound of Learning Rate*, 2019.
+    """
+
+    rule = staticmethod(adabound)
+    maximum_flag = "amsbound"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        final_lr: float = 0.1,
+        gamma: float = 1e-3,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsbound: bool = False,
+        *,
+        decoupled_weight_decay: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        check_lr(lr)
+        check_betas(betas)
+        check_non_negative(final_lr=final_lr, eps=eps, weight_decay=weight_decay)
+        require(0.0 < gamma < 1.0, f"invalid gamma {gamma}: it must lie in (0, 1)")
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "base_lr": None,
+                "betas": betas,
+                "final_lr": final_lr,
+                "gamma": gamma,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsbound": amsbound,
+                "decoupled_weight_decay": decoupled_weight_decay,
+                **complete(options),
+            },
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, as in torch; its learning rate is the one that ``final_lr`` belongs to."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if group["base_lr"] is None:
+            group["base_lr"] = group["lr"]
+
+    def _scalars(
+        self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars
+    ) -> AdaBoundScalars:
+        adam = self._adam_scalars(group, t, statistics)
+        base_lr = group["base_lr"]
+        final_lr = group["final_lr"] * (group["lr"] / base_lr if base_lr else 1.0)
+        return AdaBoundScalars(
+            adam=adam,
+            step_size=adam.step_size * adam.bias_correction2_sqrt,
+            lower=final_lr * (1 - 1 / (group["gamma"] * t + 1)),
+            upper=final_lr * (1 + 1 / (group["gamma"] * t)),
+        )

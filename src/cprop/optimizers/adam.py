@@ -1,0 +1,256 @@
+"""Adam, AMSGrad and AdamW, scaled by conformity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from cprop.arithmetic import add, addcdiv, one_minus_power
+from cprop.conformity import Measure, Number
+from cprop.moments import (
+    MEAN_SQUARE,
+    StatisticsScalars,
+    observe,
+    running_mean,
+    running_mean_square,
+    scale_of,
+)
+from cprop.optimizers.base import (
+    GRAD,
+    PARAM,
+    NativeOptimizer,
+    Options,
+    check_betas,
+    check_lr,
+    check_non_negative,
+    complete,
+)
+
+__all__ = ["CPropAdam", "CPropAdamW"]
+
+
+class AdamScalars(NamedTuple):
+    beta1: Number
+    beta2: Number
+    eps: Number
+    step_size: Number
+    """Learning rate over the first bias correction."""
+    bias_correction2_sqrt: Number
+    weight_decay: Number
+    shrink: Number
+    """What decoupled decay leaves of the parameter, 1 - lr * weight_decay."""
+    statistics: StatisticsScalars
+
+
+class AdamFlags(NamedTuple):
+    amsgrad: bool
+    decay: bool
+    decoupled: bool
+    maximize: bool
+    measure: str | Measure
+
+
+class AdamStep(NamedTuple):
+    """What Adam and its descendants have in common before they divide."""
+
+    p: Tensor
+    """The parameter, after decoupled decay if there is any."""
+    direction: Tensor
+    """The running mean of the gradient, times the conformity scale."""
+    mean_square: Tensor
+    """The running mean square, or its running maximum."""
+    updated: dict[str, Tensor]
+
+
+def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> AdamStep:
+    """Update Adam's averages and the statistics."""
+    p, g = x[PARAM], x[GRAD]
+    d = -g if flags.maximize else g
+    if flags.decay and flags.decoupled:
+        p = p * h.shrink
+    elif flags.decay:
+        d = add(d, p, h.weight_decay)
+    exp_avg = running_mean(x["exp_avg"], d, h.beta1)
+    exp_avg_sq = running_mean_square(x["exp_avg_sq"], d, h.beta2)
+
+    shared = None if MEAN_SQUARE in x else exp_avg_sq
+    updated = observe(g, x, h.statistics, shared)
+    scale = scale_of(updated, h.statistics, flags.measure, shared)
+
+    updated |= {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    if flags.amsgrad:
+        exp_avg_sq = torch.maximum(x["max_exp_avg_sq"], exp_avg_sq)
+        updated["max_exp_avg_sq"] = exp_avg_sq
+    return AdamStep(p, scale * exp_avg, exp_avg_sq, updated)
+
+
+def adam(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> dict[str, Tensor]:
+    """One step of Adam, its update multiplied by the conformity scale."""
+    p, direction, mean_square, updated = adam_step(x, h, flags)
+    denominator = torch.sqrt(mean_square) / h.bias_correction2_sqrt + h.eps
+    updated[PARAM] = addcdiv(p, direction, denominator, -h.step_size)
+    return updated
+
+
+class AdamFamily(NativeOptimizer):
+    """The state, scalars and flags of Adam and its descendants."""
+
+    shared_square = "exp_avg_sq"
+    maximum_flag: ClassVar[str] = "amsgrad"
+
+    def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if group[self.maximum_flag] else ())
+
+    def _shares_square(self, group: Mapping[str, Any]) -> bool:
+        l2_term = group["weight_decay"] != 0 and not group["decoupled_weight_decay"]
+        return bool(group["betas"][1] == group["cprop_beta"] and not l2_term)
+
+    def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any:
+        return self._adam_scalars(group, t, statistics)
+
+    def _adam_scalars(self, group: Mapping[str, Any], t: Number, statistics: StatisticsScalars) -> AdamScalars:
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        return AdamScalars(
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            step_size=lr / one_minus_power(beta1, t),
+            bias_correction2_sqrt=one_minus_power(beta2, t) ** 0.5,
+            weight_decay=group["weight_decay"],
+            shrink=1 - lr * group["weight_decay"],
+            statistics=statistics,
+        )
+
+    def _flags(self, group: Mapping[str, Any]) -> AdamFlags:
+        return AdamFlags(
+            amsgrad=group[self.maximum_flag],
+            decay=group["weight_decay"] != 0,
+            decoupled=group["decoupled_weight_decay"],
+            maximize=group["maximize"],
+            measure=group["cprop_measure"],
+        )
+
+
+class CPropAdam(AdamFamily):
+    r"""Adam whose steps shrink where gradients disagree.
+
+    .. math::
+        \theta_t = \theta_{t-1} - \gamma\, \hat s_t\, \frac{\hat m^{(1)}_t}{\sqrt{\hat v_t} + \epsilon}
+
+    with Adam's averages :math:`\hat m^{(1)}_t` and :math:`\hat v_t`, and the scale
+    :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics see the raw gradient, before
+    any L2 term. Decoupled weight decay is not scaled: it regularises however sure the gradient's
+    sign is. (The wrapper :class:`cprop.CProp` cannot tell the two apart and scales both.)
+
+    The statistics' mean square *is* Adam's where both would be equal, that is where
+    ``betas[1] == cprop_beta`` and there is no L2 term: the state is then three tensors a parameter.
+
+    Parameters in half precision have their state, and their arithmetic, in float32.
+
+    Args:
+        params: parameters, named parameters, or param groups, as in torch.
+        lr: learning rate :math:`\gamma`. CProp only scales down: choose the one that reduces the
+            loss fastest at the start (paper section 4.1).
+        betas: coefficients of Adam's running averages.
+        eps: Adam's :math:`\epsilon`.
+        weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
+        amsgrad: whether to divide by the running maximum of the mean square.
+        maximize: maximize the objective instead of minimizing it.
+        decoupled_weight_decay: decay the parameter directly, as AdamW does.
+        cprop_beta: horizon :math:`\beta` of the statistics.
+        cprop_c: overconfidence :math:`c`; infinity gives plain Adam.
+        cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
+            gradients are below about 1e-6.
+        cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+
+    Example:
+        >>> import torch, cprop
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = cprop.CPropAdam(model.parameters(), lr=1e-3)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.state[model.weight])
+        ['cprop_m', 'cprop_step', 'exp_avg', 'exp_avg_sq', 'step']
+
+    References:
+        Preechakul and Kijsirikul, *CProp*, 2019, Algorithm 1. Kingma and Ba, *Adam*, 2014. Reddi et
+        al., *On the Convergence of Adam and Beyond*, 2018.
+    """
+
+    rule = staticmethod(adam)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        decoupled_weight_decay: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        check_lr(lr)
+        check_betas(betas)
+        check_non_negative(eps=eps, weight_decay=weight_decay)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "decoupled_weight_decay": decoupled_weight_decay,
+                **complete(options),
+            },
+        )
+
+
+class CPropAdamW(CPropAdam):
+    r"""AdamW whose steps shrink where gradients disagree, and whose weight decay does not.
+
+    .. math::
+        \theta_t = (1 - \gamma \lambda)\, \theta_{t-1}
+                   - \gamma\, \hat s_t\, \frac{\hat m^{(1)}_t}{\sqrt{\hat v_t} + \epsilon}
+
+    Args:
+        params: parameters, named parameters, or param groups, as in torch.
+        lr: learning rate :math:`\gamma`.
+        betas: coefficients of Adam's running averages.
+        eps: Adam's :math:`\epsilon`.
+        weight_decay: decoupled decay :math:`\lambda`.
+        amsgrad: whether to divide by the running maximum of the mean square.
+        maximize: maximize the objective instead of minimizing it.
+        cprop_beta: horizon :math:`\beta` of the statistics.
+        cprop_c: overconfidence :math:`c`; infinity gives plain AdamW.
+        cprop_eps: :math:`\epsilon` of the standard error.
+        cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+
+    Example:
+        >>> import torch, cprop
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = cprop.CPropAdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+
+    References:
+        Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)

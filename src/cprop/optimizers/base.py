@@ -1,0 +1,355 @@
+"""The contract with ``torch.optim``: groups, state, checkpoints, hooks, and the step around a rule."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Final, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cprop import checkpoint
+from cprop.conformity import Measure, Number, measure_name, needs_mean_abs, resolve_measure
+from cprop.execution import Job, arithmetic_dtype, run
+from cprop.moments import (
+    MEAN,
+    MEAN_ABS,
+    MEAN_SQUARE,
+    STEP,
+    StatisticsScalars,
+    scale_of,
+    statistics_scalars,
+)
+
+__all__ = ["ConformityOptimizer", "NativeOptimizer", "Settings"]
+
+PARAM: Final = "param"
+GRAD: Final = "grad"
+COUNTERS: Final = ("step", STEP)
+STATISTICS: Final = (STEP, MEAN, MEAN_SQUARE, MEAN_ABS)
+
+
+class Settings(NamedTuple):
+    """CProp's own hyperparameters, as they stand in every param group."""
+
+    cprop_beta: float = 0.999
+    cprop_c: float = 1.0
+    cprop_eps: float = 1e-8
+    cprop_measure: str | Measure = "normal"
+
+    def check(self) -> Settings:
+        """Return the settings, or say which one is wrong and how to mend it."""
+        require(
+            0.0 <= self.cprop_beta < 1.0,
+            f"invalid cprop_beta {self.cprop_beta}: the horizon must lie in [0, 1); 0.999 looks back about 1,000 steps",
+        )
+        require(
+            self.cprop_c > 0.0,
+            f"invalid cprop_c {self.cprop_c}: the overconfidence must lie in (0, inf]; 1 is the paper's, "
+            "inf switches the scaling off",
+        )
+        require(
+            0.0 <= self.cprop_eps < math.inf,
+            f"invalid cprop_eps {self.cprop_eps}: it must lie in [0, inf); 1e-8 is the paper's, 0 makes the scale "
+            "independent of the gradients' size",
+        )
+        resolve_measure(self.cprop_measure)
+        return self
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that every native optimizer takes besides its algorithm's own.
+
+    The first is torch's, by torch's name; the rest are CProp's, as in :class:`Settings`.
+    """
+
+    maximize: bool
+    cprop_beta: float
+    cprop_c: float
+    cprop_eps: float
+    cprop_measure: str | Measure
+
+
+def complete(options: Options) -> dict[str, Any]:
+    """The options with their defaults filled in, checked."""
+    defaults = {"maximize": False, **Settings()._asdict()}
+    unknown = sorted(set(options) - set(defaults))
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: choose from {', '.join(defaults)}")
+    completed = {**defaults, **options}
+    settings_of(completed).check()
+    return completed
+
+
+def settings_of(group: Mapping[str, Any]) -> Settings:
+    """CProp's settings in a param group or a set of defaults."""
+    return Settings(*(group[name] for name in Settings._fields))
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a ``ValueError`` unless an argument is as it should be."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_lr(lr: Number) -> None:
+    """Refuse a learning rate that is negative or not a single number."""
+    require(not isinstance(lr, Tensor) or lr.numel() == 1, "a tensor lr must have one element")
+    require(bool(lr >= 0.0), f"invalid lr {lr}: the learning rate must be at least 0")
+
+
+def check_non_negative(**values: float) -> None:
+    """Refuse hyperparameters below zero, by name."""
+    for name, value in values.items():
+        require(value >= 0.0, f"invalid {name} {value}: it must be at least 0")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Refuse averaging coefficients outside [0, 1)."""
+    for index, beta in enumerate(betas):
+        require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must lie in [0, 1)")
+
+
+class ConformityOptimizer(Optimizer):
+    """What every optimizer of this package shares: settings in the groups, statistics in the state."""
+
+    shared_square: ClassVar[str | None] = None
+    """The state key of a mean square that may stand in for ours, and then counts with ``step``."""
+
+    @property
+    def _settings(self) -> tuple[str, ...]:
+        """The group entries that a checkpoint may lack."""
+        return Settings._fields
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, as in torch; CProp's settings may be given with it."""
+        settings_of({**self.defaults, **param_group}).check()
+        super().add_param_group(param_group)
+
+    def scales(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter with its present scale, computed from the state when asked.
+
+        It is the scale that the last step applied, in float32 or wider and shaped like the
+        parameter (complex parameters: like their real view). Parameters that have not had a
+        gradient yet have no statistics and are left out.
+
+        Example:
+            >>> import torch, cprop
+            >>> w = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = cprop.CPropSGD([w], lr=0.1)
+            >>> for g in ([1.0, 1.0], [1.0, -1.0], [1.0, 1.0]):  # agreed on, and not
+            ...     w.grad = torch.tensor(g)
+            ...     optimizer.step()
+            >>> [scale for _, scale in optimizer.scales()]
+            [tensor([1.0000, 0.3827])]
+        """
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p, {})
+                if STEP in state and state[STEP] > 0:
+                    yield p, self._scale(state, group)
+
+    @torch.no_grad()
+    def _scale(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+        tensors = {key: torch.view_as_real(x) if x.is_complex() else x for key, x in tensors_of(state).items()}
+        h = self._statistics_scalars(state, group)
+        self._ensure_mean_abs(tensors, group, h)
+        square = self._square_key(state)
+        return scale_of(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
+
+    def _square_key(self, state: Mapping[str, Any]) -> str:
+        """Where one parameter's mean square is kept: under our own key, or the algorithm's."""
+        return MEAN_SQUARE if MEAN_SQUARE in state else self.shared_square or MEAN_SQUARE
+
+    def _statistics_scalars(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> StatisticsScalars:
+        """The scalars at the counters of one parameter's state."""
+        square_counter = STEP if self._square_key(state) == MEAN_SQUARE else "step"
+        return statistics_scalars(group, count(state[STEP], group), count(state[square_counter], group))
+
+    def _ensure_mean_abs(self, state: dict[str, Any], group: Mapping[str, Any], h: StatisticsScalars) -> None:
+        """Start the mean absolute gradient, where a measure that needs it was chosen in mid-training.
+
+        It starts from the root of the mean square, its upper bound, so the scale starts low and
+        forgets the difference within the horizon.
+        """
+        if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
+            v_hat = state[self._square_key(state)] / h.square_bias_correction
+            state[MEAN_ABS] = v_hat.sqrt() * h.bias_correction
+
+    def _refuse_sparse_gradients(self) -> None:
+        for index, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if p.grad is not None and p.grad.layout != torch.strided:
+                    raise RuntimeError(
+                        f"{type(self).__name__} keeps dense statistics and cannot take the sparse gradient of a "
+                        f"parameter of shape {tuple(p.shape)} in group {index}: build the layer with sparse=False, "
+                        "or give that parameter an optimizer of its own, such as torch.optim.SparseAdam"
+                    )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a ``state_dict``, keeping the dtype of the statistics.
+
+        Settings of CProp that the checkpoint lacks stay as they are, so that a checkpoint of the
+        plain optimizer is a warm start: its state is taken over, and the statistics start empty.
+
+        Raises:
+            CheckpointError: if the checkpoint does not fit; nothing of it is loaded then.
+        """
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        saved = checkpoint.match(state_dict, self.param_groups)
+        groups = checkpoint.merge_settings(state_dict["param_groups"], self.param_groups, self._settings)
+        self._load({**state_dict, "param_groups": groups}, saved)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    @abstractmethod
+    def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
+        """Take over a checkpoint whose groups have been checked and completed."""
+
+
+def name_measures(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Replace measures that are functions by their names, so that the file loads with ``weights_only``."""
+    for group in state_dict["param_groups"]:
+        group["cprop_measure"] = measure_name(group["cprop_measure"])
+    return state_dict
+
+
+def new_state(p: Tensor) -> Tensor:
+    """A zero tensor laid out and sharded like a parameter, in float32 or wider."""
+    return torch.zeros_like(p, dtype=arithmetic_dtype(p), memory_format=torch.preserve_format)
+
+
+def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A step counter: on the host, where reading it is free, unless the step must be capturable."""
+    return torch.zeros((), dtype=torch.float32, device=p.device if group.get("capturable") else "cpu")
+
+
+def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A saved counter or state tensor, as :func:`new_counter` or :func:`new_state` would make it."""
+    if key in COUNTERS:
+        counter = new_counter(p, group)
+        return checkpoint.read_tensor(key, saved, counter.shape, counter.dtype, counter.device)
+    return checkpoint.read_tensor(key, saved, p.shape, arithmetic_dtype(p), p.device)
+
+
+def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The parameter-sized part of one parameter's state."""
+    return {key: value for key, value in state.items() if key not in COUNTERS}
+
+
+def count(counter: Tensor, group: Mapping[str, Any]) -> Number:
+    """A counter's value: a number where it lies on the host, and the tensor itself on a device."""
+    return counter if group.get("capturable") else counter.item()
+
+
+class NativeOptimizer(ConformityOptimizer):
+    """An algorithm and CProp in one rule.
+
+    A subclass names its rule and its state, and says which scalars and flags the rule is given.
+    """
+
+    rule: ClassVar[staticmethod[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]]
+    counts_steps: ClassVar[bool] = True
+    """Whether the algorithm has a step counter of its own, under torch's key ``step``."""
+
+    @abstractmethod
+    def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The algorithm's own state tensors, by torch's names."""
+
+    @abstractmethod
+    def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any:
+        """The numbers that the rule needs at the algorithm's step ``t``; ``fresh`` on its first."""
+
+    @abstractmethod
+    def _flags(self, group: Mapping[str, Any]) -> Any:
+        """What decides the shape of the rule, not its numbers."""
+
+    def _shares_square(self, group: Mapping[str, Any]) -> bool:
+        """Whether the algorithm's mean square is the one the statistics would keep."""
+        return False
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Perform one optimization step.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; called once.
+
+        Returns:
+            The closure's loss, if there is one.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refuse_sparse_gradients()
+        for group in self.param_groups:
+            jobs = [self._job(p, p.grad, group) for p in group["params"] if p.grad is not None]
+            run(type(self).rule, jobs, self._flags(group))
+        return loss
+
+    @property
+    def _settings(self) -> tuple[str, ...]:
+        return tuple(self.defaults)
+
+    def _job(self, p: Tensor, g: Tensor, group: Mapping[str, Any]) -> Job:
+        """Allocate what is missing of one parameter's state, count the step, and gather it."""
+        state = self.state[p]
+        keys = self._state_keys(group)
+        fresh = any(key not in state for key in keys)
+        for key in keys:
+            if key not in state:
+                state[key] = new_state(p)
+        if self.counts_steps:
+            state.setdefault("step", new_counter(p, group))
+        shared = self._shares_square(group)
+        if STEP not in state:
+            state[STEP] = new_counter(p, group)
+            state.update({key: new_state(p) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
+        elif not shared and MEAN_SQUARE not in state:
+            # The two mean squares came apart in mid-training; ours goes on from where they parted.
+            h = self._statistics_scalars(state, group)
+            state[MEAN_SQUARE] = state[self.shared_square] * (h.bias_correction / h.square_bias_correction)
+        for counter in ("step", STEP) if self.counts_steps else (STEP,):
+            state[counter] += 1
+        statistics = self._statistics_scalars(state, group)
+        self._ensure_mean_abs(state, group, statistics)
+        t = count(state["step" if self.counts_steps else STEP], group)
+        return Job({PARAM: p, GRAD: g, **tensors_of(state)}, self._scalars(group, t, fresh, statistics))
+
+    def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
+        groups = [
+            {**group, "params": present["params"]}
+            for group, present in zip(state_dict["param_groups"], self.param_groups, strict=True)
+        ]
+        state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for group in groups:
+            for p in group["params"]:
+                if p in saved:
+                    state[p] = self._read_state(p, group, saved[p])
+        self.__setstate__({"state": state, "param_groups": groups})
+
+    def _read_state(self, p: Tensor, group: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Tensor]:
+        saved = {key: value for key, value in saved.items() if value is not None}
+        own = self._state_keys(group) + (("step",) if self.counts_steps else ())
+        unknown = set(saved) - {*own, *STATISTICS}
+        if unknown:
+            raise checkpoint.CheckpointError(
+                f"the checkpoint has state {sorted(unknown)}, which {type(self).__name__} does not keep: "
+                "it is of another optimizer"
+            )
+        checkpoint.all_or_none(saved, own)
+        shared = self._shares_square(group) and self.shared_square in saved
+        checkpoint.all_or_none(saved, (STEP, MEAN) if shared else (STEP, MEAN, MEAN_SQUARE))
+        return {key: read_state(key, value, p, group) for key, value in saved.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch's optimizers give it; loadable with ``weights_only=True``."""
+        return name_measures(super().state_dict())

@@ -1,0 +1,168 @@
+"""RMSprop, scaled by conformity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from cprop.arithmetic import add, addcdiv, addcmul
+from cprop.conformity import Measure, Number
+from cprop.moments import (
+    MEAN_SQUARE,
+    StatisticsScalars,
+    observe,
+    running_mean,
+    running_mean_square,
+    scale_of,
+)
+from cprop.optimizers.base import (
+    GRAD,
+    PARAM,
+    NativeOptimizer,
+    Options,
+    check_lr,
+    check_non_negative,
+    complete,
+    require,
+)
+
+__all__ = ["CPropRMSprop"]
+
+
+class RMSpropScalars(NamedTuple):
+    lr: Number
+    alpha: Number
+    eps: Number
+    momentum: Number
+    weight_decay: Number
+    statistics: StatisticsScalars
+
+
+class RMSpropFlags(NamedTuple):
+    momentum: bool
+    centered: bool
+    decay: bool
+    maximize: bool
+    measure: str | Measure
+
+
+def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> dict[str, Tensor]:
+    """One step of RMSprop, its update multiplied by the conformity scale."""
+    p, g = x[PARAM], x[GRAD]
+    d = -g if flags.maximize else g
+    if flags.decay:
+        d = add(d, p, h.weight_decay)
+    square_avg = running_mean_square(x["square_avg"], d, h.alpha)
+
+    shared = None if MEAN_SQUARE in x else square_avg
+    updated = observe(g, x, h.statistics, shared)
+    scale = scale_of(updated, h.statistics, flags.measure, shared)
+
+    updated["square_avg"] = square_avg
+    if flags.centered:
+        grad_avg = running_mean(x["grad_avg"], d, h.alpha)
+        updated["grad_avg"] = grad_avg
+        square_avg = addcmul(square_avg, grad_avg, grad_avg, -1)
+    rms = torch.sqrt(square_avg) + h.eps
+    if flags.momentum:
+        buffer = addcdiv(x["momentum_buffer"] * h.momentum, d, rms, 1)
+        updated["momentum_buffer"] = buffer
+        updated[PARAM] = add(p, scale * buffer, -h.lr)
+    else:
+        updated[PARAM] = addcdiv(p, scale * d, rms, -h.lr)
+    return updated
+
+
+class CPropRMSprop(NativeOptimizer):
+    r"""RMSprop whose steps shrink where gradients disagree.
+
+    .. math::
+        \theta_t = \theta_{t-1} - \gamma\, \hat s_t\, \frac{g_t}{\sqrt{v_t} + \epsilon}
+
+    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics see the raw
+    gradient, before the L2 term. Their mean square is RMSprop's own where
+    ``alpha == cprop_beta`` and there is no L2 term.
+
+    Args:
+        params: parameters, named parameters, or param groups, as in torch.
+        lr: learning rate :math:`\gamma`.
+        alpha: coefficient of the running mean square.
+        eps: RMSprop's :math:`\epsilon`.
+        weight_decay: L2 penalty.
+        momentum: momentum of the scaled gradient.
+        centered: divide by the standard deviation instead of the root mean square.
+        options: ``maximize``; ``cprop_beta``, ``cprop_c``, ``cprop_eps``, ``cprop_measure`` as in
+            :class:`CPropAdam`.
+
+    Example:
+        >>> import torch, cprop
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = cprop.CPropRMSprop(model.parameters(), lr=1e-3)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+
+    References:
+        Tieleman and Hinton, *Lecture 6.5: RMSprop*, 2012.
+    """
+
+    rule = staticmethod(rmsprop)
+    shared_square = "square_avg"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        check_lr(lr)
+        check_non_negative(eps=eps, weight_decay=weight_decay, momentum=momentum)
+        require(0.0 <= alpha < 1.0, f"invalid alpha {alpha}: it must lie in [0, 1)")
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "alpha": alpha,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "centered": centered,
+                **complete(options),
+            },
+        )
+
+    def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        momentum = ("momentum_buffer",) if group["momentum"] else ()
+        return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
+
+    def _shares_square(self, group: Mapping[str, Any]) -> bool:
+        return bool(group["alpha"] == group["cprop_beta"] and group["weight_decay"] == 0)
+
+    def _scalars(
+        self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars
+    ) -> RMSpropScalars:
+        return RMSpropScalars(
+            lr=group["lr"],
+            alpha=group["alpha"],
+            eps=group["eps"],
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+            statistics=statistics,
+        )
+
+    def _flags(self, group: Mapping[str, Any]) -> RMSpropFlags:
+        return RMSpropFlags(
+            momentum=group["momentum"] != 0,
+            centered=group["centered"],
+            decay=group["weight_decay"] != 0,
+            maximize=group["maximize"],
+            measure=group["cprop_measure"],
+        )

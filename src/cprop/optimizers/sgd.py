@@ -1,0 +1,148 @@
+"""SGD with momentum, scaled by conformity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Unpack
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from cprop.arithmetic import add
+from cprop.conformity import Measure, Number
+from cprop.moments import StatisticsScalars, observe, scale_of
+from cprop.optimizers.base import (
+    GRAD,
+    PARAM,
+    NativeOptimizer,
+    Options,
+    check_lr,
+    check_non_negative,
+    complete,
+    require,
+)
+
+__all__ = ["CPropSGD"]
+
+
+class SGDScalars(NamedTuple):
+    lr: Number
+    momentum: Number
+    gain: Number
+    """What the gradient adds to the momentum: one on its first step, one less the dampening after."""
+    weight_decay: Number
+    statistics: StatisticsScalars
+
+
+class SGDFlags(NamedTuple):
+    momentum: bool
+    nesterov: bool
+    decay: bool
+    maximize: bool
+    measure: str | Measure
+
+
+def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Tensor]:
+    """One step of SGD, its update multiplied by the conformity scale."""
+    p, g = x[PARAM], x[GRAD]
+    updated = observe(g, x, h.statistics)
+    scale = scale_of(updated, h.statistics, flags.measure)
+
+    d = -g if flags.maximize else g
+    if flags.decay:
+        d = add(d, p, h.weight_decay)
+    if flags.momentum:
+        buffer = add(x["momentum_buffer"] * h.momentum, d, h.gain)
+        updated["momentum_buffer"] = buffer
+        d = add(d, buffer, h.momentum) if flags.nesterov else buffer
+    updated[PARAM] = add(p, scale * d, -h.lr)
+    return updated
+
+
+class CPropSGD(NativeOptimizer):
+    r"""Stochastic gradient descent whose steps shrink where gradients disagree.
+
+    .. math::
+        b_t &= \mu\, b_{t-1} + (1 - \tau)(g_t + \lambda \theta_{t-1}) \\
+        \theta_t &= \theta_{t-1} - \gamma\, \hat s_t\, b_t
+
+    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics see the raw
+    gradient :math:`g_t`, before the L2 term; the whole update, L2 term included, is scaled.
+
+    Args:
+        params: parameters, named parameters, or param groups, as in torch.
+        lr: learning rate :math:`\gamma`. CProp only scales down: choose the one that reduces the
+            loss fastest at the start (paper section 4.1).
+        momentum: momentum :math:`\mu`.
+        dampening: dampening :math:`\tau` of the momentum.
+        weight_decay: L2 penalty :math:`\lambda`.
+        nesterov: whether to use Nesterov momentum.
+        maximize: maximize the objective instead of minimizing it.
+        cprop_beta: horizon :math:`\beta` of the statistics.
+        cprop_c: overconfidence :math:`c`; infinity gives plain SGD.
+        cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
+            gradients are below about 1e-6.
+        cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+
+    Example:
+        >>> import torch, cprop
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = cprop.CPropSGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+
+    References:
+        Preechakul and Kijsirikul, *CProp*, 2019, Algorithm 1.
+    """
+
+    rule = staticmethod(sgd)
+    counts_steps = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        check_lr(lr)
+        check_non_negative(momentum=momentum, weight_decay=weight_decay)
+        require(
+            not nesterov or (momentum > 0 and dampening == 0),
+            f"nesterov needs momentum > 0 and dampening = 0, and got momentum {momentum}, dampening {dampening}",
+        )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                **complete(options),
+            },
+        )
+
+    def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> SGDScalars:
+        return SGDScalars(
+            lr=group["lr"],
+            momentum=group["momentum"],
+            gain=1.0 if fresh else 1 - group["dampening"],
+            weight_decay=group["weight_decay"],
+            statistics=statistics,
+        )
+
+    def _flags(self, group: Mapping[str, Any]) -> SGDFlags:
+        return SGDFlags(
+            momentum=group["momentum"] != 0,
+            nesterov=group["nesterov"],
+            decay=group["weight_decay"] != 0,
+            maximize=group["maximize"],
+            measure=group["cprop_measure"],
+        )

@@ -1,0 +1,339 @@
+"""CProp around any optimizer."""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from cprop import checkpoint
+from cprop.arithmetic import lerp
+from cprop.conformity import Measure
+from cprop.execution import Job, run
+from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_of
+from cprop.optimizers.base import (
+    GRAD,
+    PARAM,
+    ConformityOptimizer,
+    Settings,
+    name_measures,
+    new_counter,
+    new_state,
+    read_state,
+    settings_of,
+    tensors_of,
+)
+
+__all__ = ["CProp"]
+
+SNAPSHOT = "snapshot"
+
+
+class WrapperFlags(NamedTuple):
+    measure: str | Measure
+
+
+def observe_gradient(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
+    """The first half of a step, before the inner optimizer moves."""
+    return observe(x[GRAD], x, h)
+
+
+def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
+    r"""The second half: of the inner optimizer's move, only the scale's share is kept.
+
+    .. math::
+        \theta_t = \theta_{t-1} + \hat s_t (\theta'_t - \theta_{t-1})
+
+    ``lerp`` because this sum, computed as written, is not :math:`\theta'_t` at scale one.
+    """
+    return {PARAM: lerp(x[SNAPSHOT], x[PARAM], scale_of(x, h, flags.measure))}
+
+
+class CProp(ConformityOptimizer):
+    r"""CProp around any optimizer: its updates, scaled where past gradients disagree (Algorithm 1).
+
+    .. math::
+        \theta_t = \theta_{t-1} + \hat s_t \cdot \hat g_t, \qquad
+        \hat g_t = \text{the inner optimizer's update}
+
+    with the scale :math:`\hat s_t \in [0, 1]` of :func:`cprop.conformity_scale`, from the raw
+    gradients. The wrapper *is* a :class:`torch.optim.Optimizer`, and shares its groups and state
+    with the inner one: hand the wrapper to schedulers, gradient scalers and trainers, and forget
+    the inner optimizer.
+
+    Everything the inner optimizer does to a parameter is scaled, decoupled weight decay included;
+    where that matters, use :class:`CPropAdamW`. A step costs one copy of the parameters; the native
+    optimizers do without.
+
+    Args:
+        optimizer: the inner optimizer, new or in mid-training.
+        beta: horizon :math:`\beta` of the statistics; 0.999 looks back about 1,000 steps.
+        c: overconfidence :math:`c`; infinity switches the scaling off.
+        eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
+            gradients are below about 1e-6.
+        measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+
+    These stand in every param group as ``cprop_beta``, ``cprop_c``, ``cprop_eps`` and
+    ``cprop_measure``; a group that has them already keeps its own.
+
+    Example:
+        >>> import torch, cprop
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = cprop.CProp(torch.optim.NAdam(model.parameters(), lr=1e-3), c=2.0)
+        >>> model(torch.ones(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.param_groups[0]["cprop_c"]
+        2.0
+
+    References:
+        Preechakul and Kijsirikul, *CProp: Adaptive Learning Rate Scaling from Past Gradient
+        Conformity*, 2019.
+    """
+
+    inner: Optimizer
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        beta: float = 0.999,
+        c: float = 1.0,
+        eps: float = 1e-8,
+        measure: str | Measure = "normal",
+    ) -> None:
+        refuse_unsuitable(optimizer)
+        settings = Settings(beta, c, eps, measure).check()._asdict()
+        for group in optimizer.param_groups:
+            settings_of({**settings, **group}).check()
+        for group in optimizer.param_groups:
+            group.update({name: group.get(name, value) for name, value in settings.items()})
+        # Optimizer.__init__ would make groups and state anew, and there must be one of each;
+        # __setstate__ sets up all the rest.
+        self.__setstate__({"inner": optimizer, "defaults": {**optimizer.defaults, **settings}})
+        self._start_statistics()
+
+    @classmethod
+    def around(cls, optimizer_class: type[Optimizer]) -> type[CProp]:
+        """CProp around a class of optimizers, as a class that is built from parameters.
+
+        For frameworks that want a class and keyword arguments instead of an instance. CProp's
+        settings are given as ``cprop_beta``, ``cprop_c``, ``cprop_eps`` and ``cprop_measure``; all
+        other arguments go to the inner optimizer. The class and its instances can be pickled.
+
+        Example:
+            >>> import torch, cprop
+            >>> optimizer_class = cprop.CProp.around(torch.optim.AdamW)
+            >>> optimizer = optimizer_class(torch.nn.Linear(4, 1).parameters(), lr=1e-3, cprop_c=2.0)
+            >>> optimizer_class.__name__, type(optimizer.inner).__name__
+            ('CPropAroundAdamW', 'AdamW')
+        """
+        return _around(optimizer_class)  # type: ignore[arg-type]  # a class is hashable
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's groups: the same list, whoever replaces it."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state, with CProp's own under the prefix ``cprop_``."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.inner.state = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inner": self.inner, "defaults": self.defaults}
+
+    def __repr__(self) -> str:
+        return f"CProp around {self.inner!r}"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group to the inner optimizer; CProp's settings may be given with it."""
+        settings = settings_of({**self.defaults, **param_group}).check()
+        self.inner.add_param_group({**param_group, **settings._asdict()})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Perform one step of the inner optimizer, and scale it.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; called once.
+
+        Returns:
+            The closure's loss, if there is one.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refuse_sparse_gradients()
+        moved = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        with self._statistics() as statistics:
+            snapshots: list[dict[Tensor, Tensor]] = []
+            for group, params in moved:
+                jobs = [self._observation(p, statistics[p], group) for p in params]
+                # Before the inner step, which may write to the gradient or drop it.
+                run(observe_gradient, jobs, WrapperFlags(group["cprop_measure"]))
+                snapshots.append({p: p.detach().clone() for p in params})
+            self.inner.step()
+        for (group, params), snapshot in zip(moved, snapshots, strict=True):
+            jobs = [
+                Job(
+                    {PARAM: p, SNAPSHOT: snapshot[p], **own_tensors(self.state[p])},
+                    self._statistics_scalars(self.state[p], group),
+                )
+                for p in params
+            ]
+            run(rescale_update, jobs, WrapperFlags(group["cprop_measure"]))
+        return loss
+
+    def _start_statistics(self) -> None:
+        """Give every parameter that the inner optimizer has state for statistics of its own.
+
+        The inner optimizer may be in mid-training, or allocate when it is built. A checkpoint
+        library that finds some state takes it to be all there is.
+        """
+        for group in self.param_groups:
+            for p in group["params"]:
+                if self.state.get(p) and STEP not in self.state[p]:
+                    self.state[p].update(empty_statistics(p, group))
+
+    def _observation(self, p: Tensor, own: dict[str, Any], group: Mapping[str, Any]) -> Job:
+        """Allocate one parameter's statistics if they are missing, count the step, and gather it."""
+        if STEP not in own:
+            own.update(empty_statistics(p, group))
+        own[STEP] += 1
+        h = self._statistics_scalars(own, group)
+        self._ensure_mean_abs(own, group, h)
+        assert p.grad is not None
+        return Job({GRAD: p.grad, **own_tensors(own)}, h)
+
+    @contextmanager
+    def _statistics(self) -> Iterator[Mapping[Tensor, dict[str, Any]]]:
+        """The statistics of every parameter, out of the inner optimizer's sight while this lasts.
+
+        Many optimizers initialise a parameter when ``len(state) == 0``, and would not if ours lay
+        there already.
+        """
+        own: dict[Tensor, dict[str, Any]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p, {})
+                own[p] = {key: state.pop(key) for key in list(state) if key.startswith(PREFIX)}
+        try:
+            yield own
+        finally:
+            for p, entries in own.items():
+                if entries:
+                    self.state[p].update(entries)
+
+    def state_dict(self) -> dict[str, Any]:
+        """One ordinary ``state_dict`` for both optimizers, loadable with ``weights_only=True``."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state_dict = name_measures(self.inner.state_dict())
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
+
+    def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
+        own: dict[Tensor, dict[str, Tensor]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                entries = {key: value for key, value in saved.get(p, {}).items() if key.startswith(PREFIX)}
+                checkpoint.all_or_none(entries, (STEP, MEAN, MEAN_SQUARE))
+                own[p] = {key: read_state(key, value, p, group) for key, value in entries.items()}
+        inner_state = {
+            i: {key: value for key, value in entries.items() if not str(key).startswith(PREFIX)}
+            for i, entries in state_dict["state"].items()
+        }
+        self.inner.load_state_dict({**state_dict, "state": inner_state})
+        for p, statistics in own.items():
+            if statistics:
+                self.state[p].update(statistics)
+        self._start_statistics()
+
+
+def empty_statistics(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Statistics that have not seen a gradient."""
+    return {STEP: new_counter(p, group), MEAN: new_state(p), MEAN_SQUARE: new_state(p)}
+
+
+def own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """CProp's part of a parameter's state, without the counter."""
+    return {key: value for key, value in tensors_of(state).items() if key.startswith(PREFIX)}
+
+
+def refuse_unsuitable(optimizer: Optimizer) -> None:
+    """Refuse what cannot be wrapped, and say what to do instead."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"CProp wraps an optimizer, and got {type(optimizer).__name__}: "
+            "write CProp(torch.optim.Adam(model.parameters(), lr=1e-3)), or use CProp.around(torch.optim.Adam) "
+            "where a class is wanted"
+        )
+    if isinstance(optimizer, ConformityOptimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is scaled by CProp already: wrap the plain optimizer, or use it as it is"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{type(optimizer).__name__} evaluates its closure many times in a step, so there is no one gradient "
+            "whose conformity could be measured: use an optimizer that takes one gradient a step"
+        )
+
+
+class _Around(type):
+    """The type of the classes that :meth:`CProp.around` makes, so that pickle can remake them."""
+
+    optimizer_class: type[Optimizer]
+
+
+@cache
+def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
+    def __init__(  # noqa: N807
+        self: CProp,
+        params: ParamsT,
+        *args: Any,
+        cprop_beta: float = 0.999,
+        cprop_c: float = 1.0,
+        cprop_eps: float = 1e-8,
+        cprop_measure: str | Measure = "normal",
+        **kwargs: Any,
+    ) -> None:
+        CProp.__init__(self, optimizer_class(params, *args, **kwargs), cprop_beta, cprop_c, cprop_eps, cprop_measure)
+
+    name = f"CPropAround{optimizer_class.__name__}"
+    around: Any = _Around(
+        name,
+        (CProp,),
+        {
+            "__init__": __init__,
+            "__module__": CProp.__module__,
+            "__doc__": f"CProp around {optimizer_class.__qualname__}, built from its arguments.",
+            "optimizer_class": optimizer_class,
+        },
+    )
+    return cast("type[CProp]", around)
+
+
+def _reduce_around(cls: _Around) -> tuple[Callable[..., type[CProp]], tuple[type[Optimizer]]]:
+    return _around, (cls.optimizer_class,)
+
+
+copyreg.pickle(_Around, _reduce_around)  # type: ignore[arg-type]

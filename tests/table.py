@@ -1,0 +1,178 @@
+"""One table of optimizers, settings and inputs; the generic tests run over it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytorch_optimizer
+import torch
+from torch.optim import Optimizer
+
+import cprop
+
+
+def adabound_reference(params, *, amsbound=False, decoupled_weight_decay=False, **kwargs):
+    """pytorch_optimizer's AdaBound under the original's names; torch itself has none."""
+    return pytorch_optimizer.AdaBound(
+        params, ams_bound=amsbound, weight_decouple=decoupled_weight_decay, foreach=False, **kwargs
+    )
+
+
+@dataclass(frozen=True)
+class Native:
+    """A native optimizer, the plain one it extends, and arguments that both take."""
+
+    cls: type[Optimizer]
+    plain: Callable[..., Optimizer]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self):
+        parts = [f"{k}={v}" for k, v in self.settings.items() if k != "lr"]
+        return "-".join([self.cls.__name__, *parts])
+
+    @property
+    def decouples(self):
+        return bool(self.settings.get("weight_decay", 0.01 if self.cls is cprop.CPropAdamW else 0)) and (
+            self.cls is cprop.CPropAdamW or self.settings.get("decoupled_weight_decay", False)
+        )
+
+
+def natives(cls, plain, lr, *variants):
+    return [Native(cls, plain, {"lr": lr, **variant}) for variant in ({}, *variants)]
+
+
+L2 = {"weight_decay": 0.1}
+NATIVES = [
+    *natives(
+        cprop.CPropSGD,
+        torch.optim.SGD,
+        0.05,
+        L2,
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.3, **L2},
+        {"momentum": 0.9, "nesterov": True, **L2},
+        {"maximize": True, **L2},
+    ),
+    *natives(
+        cprop.CPropAdam,
+        torch.optim.Adam,
+        0.01,
+        L2,
+        {"betas": (0.8, 0.99)},
+        {"amsgrad": True, **L2},
+        {"maximize": True, **L2},
+        {"decoupled_weight_decay": True, **L2},
+    ),
+    *natives(cprop.CPropAdamW, torch.optim.AdamW, 0.01, L2, {"weight_decay": 0.0}, {"amsgrad": True, "maximize": True}),
+    *natives(
+        cprop.CPropRMSprop,
+        torch.optim.RMSprop,
+        0.01,
+        L2,
+        {"momentum": 0.9, **L2},
+        {"centered": True, "momentum": 0.5, **L2},
+        {"alpha": 0.999},
+        {"maximize": True, **L2},
+    ),
+    *natives(
+        cprop.CPropAdaBound,
+        adabound_reference,
+        0.01,
+        L2,
+        {"amsbound": True, **L2},
+        {"maximize": True, **L2},
+        {"decoupled_weight_decay": True, **L2},
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """An optimizer to wrap."""
+
+    cls: type[Optimizer]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self):
+        return "-".join([self.cls.__name__, *(f"{k}={v}" for k, v in self.settings.items() if k != "lr")])
+
+
+INNERS = [
+    Inner(torch.optim.SGD, {"lr": 0.05}),
+    Inner(torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, **L2}),
+    Inner(torch.optim.Adam, {"lr": 0.01, "amsgrad": True, **L2}),
+    Inner(torch.optim.AdamW, {"lr": 0.01, **L2}),
+    Inner(torch.optim.NAdam, {"lr": 0.01}),
+    Inner(torch.optim.RAdam, {"lr": 0.01}),
+    Inner(torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.9}),
+    Inner(torch.optim.Adagrad, {"lr": 0.05}),
+    Inner(torch.optim.Adamax, {"lr": 0.01}),
+    Inner(torch.optim.Adadelta, {"lr": 1.0}),
+    Inner(torch.optim.ASGD, {"lr": 0.05}),
+    Inner(pytorch_optimizer.Lion, {"lr": 0.005}),
+]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Any optimizer of ours, as the generic tests see it."""
+
+    id: str
+    build: Callable[..., Optimizer]
+
+
+def wrapped(inner: Inner) -> Entry:
+    def build(params, **settings):
+        return cprop.CProp.around(inner.cls)(params, **inner.settings, **settings)
+
+    return Entry(f"CProp-{inner.id}", build)
+
+
+def native(info: Native) -> Entry:
+    def build(params, **settings):
+        return info.cls(params, **info.settings, **settings)
+
+    return Entry(info.id, build)
+
+
+TABLE = [*map(native, NATIVES), *map(wrapped, INNERS)]
+
+
+def inputs(dtype=torch.float32):
+    """Parameters of every shape and layout that a model may hold."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    return [
+        torch.nn.Parameter(tensor)
+        for tensor in (
+            normal(),
+            normal(5),
+            normal(4, 3),
+            normal(3, 4).t(),
+            normal(2, 3, 4, 4).to(memory_format=torch.channels_last),
+            normal(0),
+        )
+    ]
+
+
+def gradients(params, step, noise=2.0):
+    """A signal that depends on the parameters, and noise that does not: the same for every optimizer.
+
+    The signal is bounded, so that ``maximize`` does not run away.
+    """
+    generator = torch.Generator().manual_seed(step)
+    for p in params:
+        jitter = torch.randn(p.shape, generator=generator).to(p.dtype)
+        p.grad = p.detach().tanh().add_(jitter, alpha=noise)
+
+
+def train(optimizer, params, steps, start=0):
+    for step in range(start, start + steps):
+        gradients(params, step)
+        optimizer.step()
+    return params

@@ -1,0 +1,608 @@
+"""What a tool around an optimizer may rely on, over the whole table: each trap of torch.optim is a test."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from table import INNERS, TABLE, Inner, gradients, inputs, train
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import cprop
+
+every_optimizer = pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+every_inner = pytest.mark.parametrize("inner", INNERS, ids=lambda inner: inner.id)
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def through_a_file(state_dict):
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def snapshot(optimizer, params):
+    """Everything that a step may change, as values."""
+    state = {
+        (i, key): value.clone() if torch.is_tensor(value) else value
+        for i, p in enumerate(params)
+        for key, value in optimizer.state.get(p, {}).items()
+    }
+    return [p.detach().clone() for p in params], state
+
+
+def assert_unchanged(before, after):
+    (params, state), (params_after, state_after) = before, after
+    assert same(params, params_after)
+    assert state.keys() == state_after.keys()
+    for key, value in state.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(state_after[key])), key
+
+
+# --- being an optimizer ---------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_is_an_optimizer(entry):
+    optimizer = entry.build(inputs())
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert {"cprop_beta", "cprop_c", "cprop_eps", "cprop_measure", "lr"} <= set(optimizer.param_groups[0])
+    assert set(optimizer.param_groups[0]) - {"params", "step"} <= set(optimizer.defaults)
+    assert "cprop_beta: 0.999" in repr(optimizer)
+
+
+@every_optimizer
+def test_minimises(entry):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    data = torch.randn(256, 6)
+    target = data[:, :2].sum(1, keepdim=True).sin()
+    maximize = "maximize=True" in entry.id
+    optimizer = entry.build(model.parameters())
+
+    def loss():
+        return (model(data) - target).square().mean()
+
+    first = loss().item()
+    for _ in range(150):
+        batch = torch.randint(0, 256, (32,))
+        optimizer.zero_grad()
+        value = (model(data[batch]) - target[batch]).square().mean()
+        (-value if maximize else value).backward()
+        optimizer.step()
+    assert loss().item() < 0.9 * first
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@every_optimizer
+def test_keeps_dtype_and_keeps_statistics_in_float32_or_wider(entry, dtype):
+    params = inputs(dtype)
+    optimizer = entry.build(params)
+    train(optimizer, params, 5)
+    assert all(p.dtype == dtype for p in params)
+    if not (dtype == torch.float16 and "CProp-" in entry.id):  # in float16, torch's Adam divides by eps = 0
+        assert all(torch.isfinite(p).all() for p in params)
+    wide = torch.promote_types(dtype, torch.float32)
+    for p in params:
+        own = {k: v for k, v in optimizer.state[p].items() if k.startswith("cprop_") and k != "cprop_step"}
+        assert own
+        assert all(value.dtype == wide and value.shape == p.shape for value in own.values())
+
+
+@every_optimizer
+def test_state_is_laid_out_like_its_parameter(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    train(optimizer, params, 1)
+    for p in params:
+        assert optimizer.state[p]["cprop_m"].stride() == p.stride()
+
+
+@every_optimizer
+def test_complex_parameters_are_pairs_of_real_ones(entry):
+    if "Lion" in entry.id:
+        pytest.skip("the inner optimizer refuses complex parameters")
+    z = torch.nn.Parameter(torch.randn(4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)))
+    w = torch.nn.Parameter(torch.view_as_real(z.detach()).clone())
+    on_complex, on_real = entry.build([z]), entry.build([w])
+    for step in range(20):
+        gradients([w], step)
+        z.grad = torch.view_as_complex(w.grad.clone())
+        on_complex.step()
+        on_real.step()
+    torch.testing.assert_close(torch.view_as_real(z.detach()), w.detach())
+    for (_, a), (_, b) in zip(on_complex.scales(), on_real.scales(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_optimizer
+def test_closure_is_called_once_with_gradients_on(entry):
+    params = inputs()
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        gradients(params, 0)
+        return 1.25
+
+    assert entry.build(params).step(closure) == 1.25
+    assert calls == [True]
+
+
+@every_optimizer
+def test_parameters_without_gradients_are_left_alone(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    before = params[1].detach().clone()
+    for step in range(3):
+        gradients(params, step)
+        params[1].grad = None
+        optimizer.step()
+    assert torch.equal(params[1], before)
+    assert optimizer.state.get(params[1], {}).get("cprop_step", 0) == 0
+    assert [p is params[1] for p, _ in optimizer.scales()].count(True) == 0
+    # It may join later, with a counter of its own.
+    train(optimizer, params, 2, start=3)
+    assert optimizer.state[params[1]]["cprop_step"] == 2
+    assert optimizer.state[params[2]]["cprop_step"] == 5
+
+
+@every_optimizer
+def test_asking_for_scales_changes_nothing(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    assert list(optimizer.scales()) == []
+    train(optimizer, params, 3)
+    before = snapshot(optimizer, params)
+    p, scale = next(optimizer.scales())  # and leaves the iterator standing
+    assert torch.is_grad_enabled()
+    assert p is params[0]
+    assert not scale.requires_grad
+    assert len(list(optimizer.scales())) == len(params)
+    assert_unchanged(before, snapshot(optimizer, params))
+
+
+@every_optimizer
+def test_a_step_without_any_gradient_does_nothing(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    optimizer.step()
+    assert same(params, inputs())
+
+
+@every_optimizer
+def test_gradients_are_not_written_to_by_us(entry):
+    params = inputs()
+    gradients(params, 0)
+    before = [p.grad.clone() for p in params]
+    entry.build(params).step()
+    assert same([p.grad for p in params], before)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_add_param_group_fills_and_takes_settings(entry):
+    params = inputs()
+    optimizer = entry.build(params[:2], cprop_c=2.0)
+    train(optimizer, params[:2], 3)
+    optimizer.add_param_group({"params": params[2:4]})
+    optimizer.add_param_group({"params": params[4:], "cprop_c": 5.0, "lr": 0.0})
+    assert [group["cprop_c"] for group in optimizer.param_groups] == [2.0, 2.0, 5.0]
+    before = [p.detach().clone() for p in params]
+    train(optimizer, params, 3, start=3)
+    assert not torch.equal(params[2], before[2])
+    assert optimizer.state[params[0]]["cprop_step"] == 6
+    assert optimizer.state[params[2]]["cprop_step"] == 3
+
+
+@every_optimizer
+def test_named_parameters(entry):
+    model = torch.nn.Linear(3, 2)
+    optimizer = entry.build(model.named_parameters())
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    train(optimizer, list(model.parameters()), 2)
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+
+
+@every_inner
+def test_wrapper_and_inner_cannot_drift_apart(inner):
+    params = inputs()
+    optimizer = cprop.CProp(inner.cls(params, **inner.settings))
+    train(optimizer, params, 3)
+    optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    assert optimizer.param_groups is optimizer.inner.param_groups
+    assert optimizer.state is optimizer.inner.state
+    # The fault that this is about: the learning rate of a loaded optimizer must still be obeyed.
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = [p.detach().clone() for p in params]
+    train(optimizer, params, 1, start=3)
+    if inner.cls is not torch.optim.ASGD:  # it keeps a learning rate of its own in its state
+        assert same(params, before)
+    # And someone may load the inner optimizer behind the wrapper's back.
+    optimizer.inner.load_state_dict(optimizer.inner.state_dict())
+    assert optimizer.param_groups is optimizer.inner.param_groups
+
+
+@every_inner
+def test_inner_optimizer_starts_as_it_would_alone(inner):
+    # Many initialise on len(state) == 0: ours must not lie there before.
+    ours, theirs = inputs(), inputs()
+    optimizer, plain = cprop.CProp(inner.cls(ours, **inner.settings)), inner.cls(theirs, **inner.settings)
+    train(optimizer, ours, 2)
+    train(plain, theirs, 2)
+    for a, b in zip(ours, theirs, strict=True):
+        theirs_keys = set(plain.state.get(b, {}))
+        assert {key for key in optimizer.state[a] if not key.startswith("cprop_")} == theirs_keys
+
+
+def test_inner_optimizer_may_be_in_mid_training():
+    params = inputs()
+    inner = torch.optim.Adam(params, lr=0.01)
+    train(inner, params, 10)
+    optimizer = cprop.CProp(inner)
+    train(optimizer, params, 5, start=10)
+    assert optimizer.state[params[1]]["step"] == 15
+    assert optimizer.state[params[1]]["cprop_step"] == 5
+
+
+def test_inner_optimizers_that_write_to_the_gradient_or_drop_it():
+    class Rude(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad.mul_(-100)
+            super().step(closure)
+            self.zero_grad(set_to_none=True)
+
+    ours, theirs = inputs(), inputs()
+    rude, plain = cprop.CProp(Rude(ours, lr=0.01)), cprop.CProp(torch.optim.SGD(theirs, lr=0.01))
+    train(rude, ours, 5)
+    gradients(ours, 5)
+    for step in range(5):
+        for p, q in zip(ours, theirs, strict=True):
+            with torch.no_grad():
+                q.copy_(p)
+        gradients(theirs, step)
+        plain.step()
+    # The statistics are of the true gradient, so the scales never left [0, 1] nor became equal to -100's.
+    assert all(torch.all((s >= 0) & (s <= 1)) for _, s in rude.scales())
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = cprop.CProp(Rude([w], lr=0.01))
+    w.grad = torch.full((3,), 2.0)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[w]["cprop_m"], torch.full((3,), 0.002))
+
+
+# --- copies and checkpoints -----------------------------------------------------------------------
+
+
+@every_optimizer
+def test_deepcopy_goes_on_alone(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    train(optimizer, params, 5)
+    if "Lion" in entry.id:
+        pytest.skip("the inner optimizer does not survive deepcopy: torch drops its attributes")
+    twin, twin_params = copy.deepcopy((optimizer, params))
+    train(optimizer, params, 5, start=5)
+    assert not same(params[1:2], twin_params[1:2])
+    train(twin, twin_params, 5, start=5)
+    assert same(params, twin_params)
+    assert twin.param_groups[0]["params"][0] is twin_params[0]
+
+
+@every_optimizer
+def test_pickle_goes_on_as_before(entry):
+    if "Lion" in entry.id:
+        pytest.skip("the inner optimizer does not survive pickle: torch drops its attributes")
+    params = inputs()
+    optimizer = entry.build(params)
+    train(optimizer, params, 5)
+    twin, twin_params = pickle.loads(pickle.dumps((optimizer, params)))
+    assert type(twin) is type(optimizer)
+    train(optimizer, params, 5, start=5)
+    train(twin, twin_params, 5, start=5)
+    assert same(params, twin_params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_optimizer
+def test_checkpoint_resumes_to_the_bit(entry, dtype):
+    params = inputs(dtype)
+    optimizer = entry.build(params)
+    train(optimizer, params, 300 if dtype == torch.bfloat16 else 10)  # past 256, bfloat16's last exact count
+    saved = through_a_file({"optimizer": optimizer.state_dict(), "params": [p.detach() for p in params]})
+    assert set(saved["optimizer"]) == {"state", "param_groups"}
+    fresh = inputs(dtype)
+    with torch.no_grad():
+        for p, value in zip(fresh, saved["params"], strict=True):
+            p.copy_(value)
+    resumed = entry.build(fresh)
+    resumed.load_state_dict(saved["optimizer"])
+    start = 300 if dtype == torch.bfloat16 else 10
+    train(optimizer, params, 10, start)
+    train(resumed, fresh, 10, start)
+    assert same(params, fresh)
+    for p, q in zip(params, fresh, strict=True):
+        for key in ("cprop_m", "cprop_v", "cprop_step"):
+            if key in optimizer.state[p]:
+                assert resumed.state[q][key].dtype == optimizer.state[p][key].dtype == torch.float32
+    assert resumed.state[fresh[1]]["cprop_step"] == start + 10
+
+
+@every_optimizer
+def test_loading_does_not_tie_the_optimizer_to_the_checkpoint(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    train(optimizer, params, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    reference = copy.deepcopy(saved)
+    optimizer.load_state_dict(saved)
+    train(optimizer, params, 3, start=3)
+    for i, entries in saved["state"].items():
+        for key, value in entries.items():
+            if key.startswith("cprop_"):
+                assert torch.equal(value, reference["state"][i][key]), key
+
+
+@every_inner
+def test_plain_checkpoint_is_a_warm_start(inner):
+    params = inputs()
+    plain = inner.cls(params, **inner.settings)
+    train(plain, params, 10)
+    optimizer = cprop.CProp(inner.cls(params, **inner.settings), c=2.0)
+    optimizer.load_state_dict(through_a_file(plain.state_dict()))
+    assert optimizer.param_groups[0]["cprop_c"] == 2.0
+    for p in params:
+        for key, value in plain.state.get(p, {}).items():
+            assert torch.equal(torch.as_tensor(optimizer.state[p][key]), torch.as_tensor(value))
+    train(optimizer, params, 5, start=10)
+    assert optimizer.state[params[1]]["cprop_step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("plain", "native"),
+    [
+        (torch.optim.Adam, cprop.CPropAdam),
+        (torch.optim.AdamW, cprop.CPropAdamW),
+        (torch.optim.RMSprop, cprop.CPropRMSprop),
+    ],
+)
+def test_natives_start_warm_from_torch_too(plain, native):
+    params = inputs()
+    torchs = plain(params, lr=0.01)
+    train(torchs, params, 100)
+    optimizer = native(params, lr=0.5, cprop_c=2.0)
+    optimizer.load_state_dict(through_a_file(torchs.state_dict()))
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert optimizer.param_groups[0]["cprop_c"] == 2.0
+    train(optimizer, params, 5, start=100)
+    state = optimizer.state[params[1]]
+    assert (state["step"], state["cprop_step"]) == (105, 5)
+    assert all(torch.all((s >= 0) & (s <= 1)) for _, s in optimizer.scales())
+
+
+def test_native_takes_over_the_wrappers_checkpoint():
+    ours, theirs = inputs(), inputs()
+    wrapper = cprop.CProp(torch.optim.Adam(theirs, lr=0.01))
+    train(wrapper, theirs, 20)
+    native = cprop.CPropAdam(ours, lr=0.01)
+    native.load_state_dict(through_a_file(wrapper.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            a.copy_(b)
+    train(wrapper, theirs, 50, start=20)
+    train(native, ours, 50, start=20)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def custom_measure(moments, eps):
+    return (moments.m_hat.abs() / (moments.v_hat.sqrt() + eps)).clamp_max(1.0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda ps, m: cprop.CPropAdam(ps, cprop_measure=m), lambda ps, m: cprop.CProp(torch.optim.Adam(ps), measure=m)],
+    ids=["native", "wrapper"],
+)
+def test_callable_measure_is_saved_by_name_and_looked_up_on_load(build):
+    params = inputs()
+    optimizer = build(params, custom_measure)
+    train(optimizer, params, 3)
+    saved = through_a_file(optimizer.state_dict())
+    assert saved["param_groups"][0]["cprop_measure"] == "test_contract.custom_measure"
+    resumed = build(inputs(), custom_measure)
+    resumed.load_state_dict(saved)
+    assert resumed.param_groups[0]["cprop_measure"] is custom_measure
+    with pytest.raises(
+        cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not one of ours"
+    ):
+        build(inputs(), "normal").load_state_dict(saved)
+
+
+@every_optimizer
+def test_dcp_asks_a_fresh_optimizer_for_its_state(entry):
+    # It calls step() with zero gradients and lr 0: parameters must not move, let alone become NaN.
+    model = torch.nn.Linear(3, 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = entry.build(model.parameters())
+    get_optimizer_state_dict(model, optimizer)
+    assert same(model.parameters(), before)
+    for _, scale in optimizer.scales():
+        assert not scale.isnan().any()
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@every_optimizer
+def test_dcp_state_dict_round_trip(entry, flatten):
+    if flatten and "Lion" in entry.id:
+        pytest.skip("the inner optimizer adds a group entry, 'step', that a fresh one lacks")
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    model = torch.nn.Linear(3, 2)
+    optimizer = entry.build(model.parameters())
+    train(optimizer, list(model.parameters()), 5)
+    saved = get_optimizer_state_dict(model, optimizer, options=options)
+    twin = copy.deepcopy(model)
+    resumed = entry.build(twin.parameters())
+    set_optimizer_state_dict(twin, resumed, copy.deepcopy(saved), options=options)
+    train(optimizer, list(model.parameters()), 5, start=5)
+    train(resumed, list(twin.parameters()), 5, start=5)
+    assert same(model.parameters(), twin.parameters())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: s.pop("state"), r"not an optimizer's state_dict: it needs 'state' and 'param_groups'"),
+        (lambda s: s["param_groups"].append(s["param_groups"][0]), r"has 2 param groups and the optimizer 1: build"),
+        (lambda s: s["param_groups"][0]["params"].pop(), r"param group 0 has 5 parameters in the checkpoint and 6"),
+        (lambda s: s["state"][1].update(cprop_m=torch.zeros(7)), r"state 'cprop_m' has shape \(7,\) .* \(5,\)"),
+        (lambda s: s["state"][1].update(cprop_m="gone"), r"state 'cprop_m' should be a tensor, and is of type str"),
+        (
+            lambda s: s["state"][1].pop("cprop_m"),
+            r"has state \['cprop_step'.*\] but not \['cprop_m'\]: it is incomplete",
+        ),
+        (lambda s: s["param_groups"][0].update(cprop_measure="mine.own"), r"made with measure 'mine\.own'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "build", [lambda ps: cprop.CPropAdam(ps), lambda ps: cprop.CProp(torch.optim.Adam(ps))], ids=["native", "wrapper"]
+)
+def test_unfit_checkpoint_is_refused_whole(build, spoil, message):
+    params = inputs()
+    optimizer = build(params)
+    train(optimizer, params, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(optimizer, params, 3, start=3)
+    before = snapshot(optimizer, params)
+    spoil(saved)
+    with pytest.raises(cprop.CheckpointError, match=message):
+        optimizer.load_state_dict(saved)
+    assert_unchanged(before, snapshot(optimizer, params))
+
+
+def test_checkpoint_of_another_algorithm_is_refused():
+    params = inputs()
+    adagrad = torch.optim.Adagrad(params)
+    train(adagrad, params, 1)
+    with pytest.raises(cprop.CheckpointError, match=r"has state \['sum'\], which CPropAdam does not keep"):
+        cprop.CPropAdam(params).load_state_dict(adagrad.state_dict())
+
+
+# --- hooks, AMP, refusals -------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_hooks_run_once_each(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.register_state_dict_pre_hook(lambda *_: calls.append("save"))
+    optimizer.register_state_dict_post_hook(lambda _, s: calls.append("saved"))
+    optimizer.register_load_state_dict_pre_hook(lambda _, s: calls.append("load"))
+    optimizer.register_load_state_dict_post_hook(lambda _: calls.append("loaded"))
+    train(optimizer, params, 1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["pre", "post", "save", "saved", "load", "loaded"]
+
+
+@every_optimizer
+def test_load_hook_may_replace_the_state_dict(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    train(optimizer, params, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.register_load_state_dict_pre_hook(lambda _, __: saved)
+    optimizer.load_state_dict({"state": {}, "param_groups": []})
+    assert optimizer.state[params[1]]["cprop_step"] == 2
+
+
+@every_optimizer
+def test_grad_scaler_skips_a_step_with_infinite_gradients(entry):
+    params = [p for p in inputs() if p.numel()]
+    optimizer = entry.build(params)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.zeros(()))
+    for step in range(3):
+        gradients(params, step)
+        for p in params:
+            p.grad.mul_(scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+    before = snapshot(optimizer, params)
+    gradients(params, 3)
+    params[1].grad[0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert_unchanged(before, snapshot(optimizer, params))
+    assert scaler.get_scale() == 2.0
+    gradients(params, 4)
+    scaler.step(optimizer)
+    assert optimizer.state[params[1]]["cprop_step"] == 4
+
+
+@every_optimizer
+def test_sparse_gradients_are_refused_before_anything_moves(entry):
+    params = inputs()
+    embedding = torch.nn.Embedding(4, 3, sparse=True)
+    optimizer = entry.build([*params, embedding.weight])
+    gradients(params, 0)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(
+        RuntimeError, match=r"cannot take the sparse gradient of a parameter of shape \(4, 3\) in group 0"
+    ):
+        optimizer.step()
+    assert same(params, inputs())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda ps: cprop.CProp(torch.optim.LBFGS(ps)),
+            r"LBFGS evaluates its closure many times .* one gradient a step",
+        ),
+        (lambda ps: cprop.CProp(ps), r"CProp wraps an optimizer, and got list: write CProp\(torch\.optim\.Adam"),
+        (lambda ps: cprop.CProp(cprop.CPropSGD(ps)), r"CPropSGD is scaled by CProp already: wrap the plain optimizer"),
+        (lambda ps: cprop.CProp(cprop.CProp(torch.optim.SGD(ps))), r"CProp is scaled by CProp already"),
+    ],
+)
+def test_what_cannot_be_wrapped_says_what_to_do(build, message):
+    with pytest.raises(TypeError, match=message):
+        build(inputs())
+
+
+# --- a class and keyword arguments ----------------------------------------------------------------
+
+
+def test_around_is_a_class_that_frameworks_can_keep():
+    cls = cprop.CProp.around(torch.optim.AdamW)
+    assert cprop.CProp.around(torch.optim.AdamW) is cls
+    assert issubclass(cls, cprop.CProp)
+    assert pickle.loads(pickle.dumps(cls)) is cls
+    optimizer = cls(inputs(), 0.5, weight_decay=0.1, cprop_c=3.0)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["cprop_c"]) == (0.5, 3.0)
+
+
+@every_inner
+def test_around_equals_the_instance(inner: Inner):
+    ours, theirs = inputs(), inputs()
+    train(cprop.CProp.around(inner.cls)(ours, **inner.settings, cprop_beta=0.99), ours, 20)
+    train(cprop.CProp(inner.cls(theirs, **inner.settings), beta=0.99), theirs, 20)
+    assert same(ours, theirs)
