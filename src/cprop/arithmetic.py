@@ -8,11 +8,13 @@ the tensor back to the host.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from cprop.conformity import Number
+Number: TypeAlias = float | Tensor
+"""A Python number, or a 0-dim tensor where reading the number would cost a synchronisation."""
 
 __all__ = ["add", "addcdiv", "addcmul", "clamp", "lerp", "one_minus_power"]
 

@@ -7,6 +7,7 @@ a tensor, no host synchronisation. The symbols are the paper's:
 ``m_hat``   bias-corrected running mean of the gradient, :math:`\hat m_t`
 ``v_hat``   bias-corrected running mean of its square, :math:`\hat v_t`
 ``a_hat``   bias-corrected running mean of its absolute value (relative rate only)
+``z``       the mean over its standard error, :math:`z_t = |\hat m_t| / \sigma_t`
 ``n``       the number of gradients behind them, :math:`n_t`
 ``sigma``   standard error of the mean, :math:`\sigma_t`
 ``s``       conformity, :math:`s_t \in [0, 1]`
@@ -23,32 +24,120 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from cprop.arithmetic import Number, addcmul
+
 __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name", "resolve_measure"]
 
-Number: TypeAlias = float | Tensor
-"""A Python number, or a 0-dim tensor where reading the number would cost a synchronisation."""
+
+TINY: Final = torch.finfo(torch.float32).tiny
+"""Added where a denominator might be zero: it vanishes beside anything else."""
+
+
+class Corrections(NamedTuple):
+    r"""The scalars that turn running averages into statistics, computed once a step for all elements.
+
+    Args:
+        n: number of gradients the averages stand for, :math:`n_t = (1-\beta^t)/(1-\beta)`.
+        eps: the :math:`\epsilon` of Algorithm 1.
+        b: bias correction of the mean, :math:`1 - \beta^t`.
+        b_v: bias correction of the mean square.
+        k_m: :math:`1 / (n_t - 1 + \epsilon)`.
+        k_v: :math:`k_m b^2 / b_v`.
+        k_eps: :math:`b\,\epsilon`, and never zero.
+    """
+
+    n: Number
+    eps: Number
+    b: Number
+    b_v: Number
+    k_m: Number
+    k_v: Number
+    k_eps: Number
+
+    @classmethod
+    def of(cls, n: Number, eps: Number, b: Number = 1.0, b_v: Number = 1.0) -> Corrections:
+        """All of them, from the four that are independent."""
+        # n - 1 is zero at t = 1, where it multiplies a variance of zero, and at least beta after it.
+        k_m = 1 / at_least(n - 1 + eps, 1e-8)
+        return cls(n, eps, b, b_v, k_m, k_m * b * b / b_v, at_least(eps * b, TINY))
 
 
 class Moments(NamedTuple):
-    r"""What is known about each element's past gradients, bias-corrected: a measure's only input.
+    r"""What is known about each element's past gradients: a measure's only input.
+
+    The averages are kept as they run, with what corrects their bias beside them, so that a measure
+    pays only for what it reads. :meth:`of` makes one from corrected averages.
 
     Args:
-        m_hat: running mean of the gradient, :math:`\hat m_t`.
-        v_hat: running mean of the squared gradient, :math:`\hat v_t`.
-        n: number of gradients the means stand for, :math:`n_t = (1-\beta^t)/(1-\beta)`.
-        a_hat: running mean of the absolute gradient; ``None`` unless the measure asks for it.
+        m: running mean of the gradient.
+        v: running mean of the squared gradient.
+        k: the scalars of this step.
+        a: running mean of the absolute gradient; ``None`` unless the measure asks for it.
     """
 
-    m_hat: Tensor
-    v_hat: Tensor
-    n: Number
-    a_hat: Tensor | None = None
+    m: Tensor
+    v: Tensor
+    k: Corrections
+    a: Tensor | None = None
+
+    @classmethod
+    def of(cls, m_hat: Tensor, v_hat: Tensor, n: Number, eps: Number, a_hat: Tensor | None = None) -> Moments:
+        """From averages whose bias is corrected already."""
+        return cls(m_hat, v_hat, Corrections.of(n, eps), a_hat)
+
+    @property
+    def m_hat(self) -> Tensor:
+        r"""Bias-corrected mean, :math:`\hat m_t`."""
+        return self.m / self.k.b
+
+    @property
+    def v_hat(self) -> Tensor:
+        r"""Bias-corrected mean square, :math:`\hat v_t`."""
+        return self.v / self.k.b_v
+
+    @property
+    def a_hat(self) -> Tensor:
+        r"""Bias-corrected mean absolute value, :math:`\hat a_t`."""
+        if self.a is None:
+            raise ValueError(
+                "this measure needs the running mean of |g|: pass it as a_hat=..., or choose a measure that does "
+                "without, such as 'normal'"
+            )
+        return self.a / self.k.b
+
+    @property
+    def z(self) -> Tensor:
+        r"""Distance of the mean from zero in standard errors, :math:`|\hat m_t| / \sigma_t` (Algorithm 1).
+
+        .. math::
+            \sigma_t = \sqrt{\max(\hat v_t - \hat m_t^2, 0) / (n_t - 1 + \epsilon)} + \epsilon
+
+        Both sides of the quotient are multiplied with the bias correction :math:`b` of the mean, so
+        that no element is divided by a scalar:
+
+        .. math::
+            z_t = \frac{|m_t|}{\sqrt{\max(k_v v_t - k_m m_t^2, 0)} + b\,\epsilon}, \qquad
+            k_m = \frac{1}{n_t - 1 + \epsilon}, \quad k_v = k_m b^2 / b_v
+
+        The difference is exact to about ``8 * finfo.eps * v`` and no better, and at :math:`t = 1` it
+        is divided by :math:`\epsilon` alone: rounding noise would become a random standard error
+        where exact arithmetic has zero. So that much is taken off :math:`k_v`. Elsewhere this moves
+        the scale by less than 1e-6. Zero over zero is zero: an element that never saw a gradient
+        has no sign to be sure of.
+
+        Example:
+            >>> Moments.of(torch.tensor(2.0), torch.tensor(8.0), n=5.0, eps=0.0).z
+            tensor(2.0000)
+        """
+        rounding = 8 * torch.finfo(self.m.dtype).eps
+        variance = torch.relu(addcmul(self.v * (self.k.k_v * (1 - rounding)), self.m, self.m, -self.k.k_m))
+        return torch.abs(self.m) / (torch.sqrt(variance) + self.k.k_eps)
 
 
-Measure: TypeAlias = Callable[[Moments, Number], Tensor]
-"""``measure(moments, eps) -> s``, element-wise and within [0, 1].
+Measure: TypeAlias = Callable[[Moments], Tensor]
+"""``measure(moments) -> s``, element-wise and within [0, 1].
 
-A measure that sets the attribute ``needs_mean_abs = True`` on itself is handed ``a_hat`` as well.
+A measure that sets the attribute ``needs_mean_abs = True`` on itself is handed ``a`` as well.
 """
 
 
@@ -57,39 +146,7 @@ def at_least(x: Number, floor: float) -> Number:
     return x.clamp_min(floor) if isinstance(x, Tensor) else max(x, floor)
 
 
-def standard_error(moments: Moments, eps: Number) -> Tensor:
-    r"""Standard error of the mean gradient (Algorithm 1).
-
-    .. math::
-        \sigma_t = \sqrt{\max(\hat v_t - \hat m_t^2, 0) / (n_t - 1 + \epsilon)} + \epsilon
-
-    The difference is exact to about ``8 * finfo.eps * v_hat`` and no better, and at :math:`t = 1` it
-    is divided by :math:`\epsilon` alone: rounding noise would become a random standard error where
-    exact arithmetic has zero. So that much is taken off before the clamp. Elsewhere this moves the
-    scale by less than 1e-6.
-
-    Example:
-        >>> standard_error(Moments(torch.tensor(1.0), torch.tensor(5.0), 5.0), eps=0.0)
-        tensor(1.0000)
-    """
-    m_hat, v_hat, n, _ = moments
-    info = torch.finfo(m_hat.dtype)
-    rounding = 8 * info.eps
-    var = torch.clamp_min(v_hat * (1 - rounding) - m_hat * m_hat, 0.0)
-    dof = at_least(n - 1 + eps, info.tiny)
-    return torch.sqrt(var / dof) + eps
-
-
-def _significance(moments: Moments, eps: Number) -> Tensor:
-    r"""Distance of the mean from zero in standard errors, :math:`z_t = |\hat m_t| / \sigma_t`.
-
-    Zero over zero is zero: an element that never saw a gradient has no sign to be sure of.
-    """
-    sigma = standard_error(moments, eps)
-    return torch.abs(moments.m_hat) / torch.clamp_min(sigma, torch.finfo(sigma.dtype).tiny)
-
-
-def normal(moments: Moments, eps: Number) -> Tensor:
+def normal(moments: Moments) -> Tensor:
     r"""Confidence in the sign of the mean if the mean is normally distributed (equations 2 and 3).
 
     .. math::
@@ -97,17 +154,17 @@ def normal(moments: Moments, eps: Number) -> Tensor:
             = \operatorname{erf}\!\left(\frac{|\hat m_t|}{\sigma_t \sqrt 2}\right)
 
     Example:
-        >>> normal(Moments(torch.tensor(1.0), torch.tensor(5.0), 5.0), eps=1e-8)  # one sigma
+        >>> normal(Moments.of(torch.tensor(1.0), torch.tensor(5.0), n=5.0, eps=1e-8))  # one sigma
         tensor(0.6827)
     """
-    return torch.erf(_significance(moments, eps) * math.sqrt(0.5))
+    return torch.erf(moments.z * math.sqrt(0.5))
 
 
 LOGISTIC_SLOPE: Final = 1.7017
 """The slope whose logistic distribution function is nearest to the normal one everywhere."""
 
 
-def logistic(moments: Moments, eps: Number) -> Tensor:
+def logistic(moments: Moments) -> Tensor:
     r"""The normal measure with a logistic distribution function (section 2.1).
 
     .. math::
@@ -117,10 +174,10 @@ def logistic(moments: Moments, eps: Number) -> Tensor:
     with the minimax :math:`k = 1.7017`. It differs from :func:`normal` by at most 0.019.
 
     Example:
-        >>> logistic(Moments(torch.tensor(1.0), torch.tensor(5.0), 5.0), eps=1e-8)
+        >>> logistic(Moments.of(torch.tensor(1.0), torch.tensor(5.0), n=5.0, eps=1e-8))
         tensor(0.6915)
     """
-    return torch.tanh(_significance(moments, eps) * (LOGISTIC_SLOPE / 2))
+    return torch.tanh(moments.z * (LOGISTIC_SLOPE / 2))
 
 
 # Gauss-Legendre nodes and weights on [0, 1], twelve points: the integrand below is smooth and
@@ -149,7 +206,7 @@ _WEIGHTS: Final = (
 )
 
 
-def student_t(moments: Moments, eps: Number) -> Tensor:
+def student_t(moments: Moments) -> Tensor:
     r"""The normal measure with Student's t in place of the normal (section 2.1).
 
     .. math::
@@ -164,10 +221,10 @@ def student_t(moments: Moments, eps: Number) -> Tensor:
     counting at least one lets the first step be taken in full, as in Algorithm 1.
 
     Example:
-        >>> student_t(Moments(torch.tensor(1.0), torch.tensor(2.0), 2.0), eps=0.0)  # Cauchy at 1
+        >>> student_t(Moments.of(torch.tensor(1.0), torch.tensor(2.0), n=2.0, eps=0.0))  # Cauchy at 1
         tensor(0.5000)
     """
-    nu = at_least(moments.n - 1, 1.0)
+    nu = at_least(moments.k.n - 1, 1.0)
 
     def integral(theta: Tensor) -> Tensor:
         total = torch.zeros_like(theta)
@@ -177,12 +234,12 @@ def student_t(moments: Moments, eps: Number) -> Tensor:
             total = total + torch.exp(torch.log1p(-sine * sine) * ((nu - 1) / 2)) * weight
         return total * theta
 
-    theta = torch.atan(_significance(moments, eps) * nu**-0.5)
+    theta = torch.atan(moments.z * nu**-0.5)
     widest = torch.clamp_max(torch.as_tensor(7 * nu**-0.5), math.pi / 2)
     return integral(torch.minimum(theta, widest)) / integral(widest)
 
 
-def moment_rate(moments: Moments, eps: Number) -> Tensor:
+def moment_rate(moments: Moments) -> Tensor:
     r"""The mean against the root mean square (section 2.4).
 
     .. math::
@@ -191,14 +248,13 @@ def moment_rate(moments: Moments, eps: Number) -> Tensor:
     It is hardly ever near one; the paper tunes :math:`c = 27` for it.
 
     Example:
-        >>> moment_rate(Moments(torch.tensor(1.0), torch.tensor(4.0), 100.0), eps=0.0)
+        >>> moment_rate(Moments.of(torch.tensor(1.0), torch.tensor(4.0), n=100.0, eps=0.0))
         tensor(0.5000)
     """
-    rms = torch.sqrt(moments.v_hat) + eps
-    return torch.abs(moments.m_hat) / torch.clamp_min(rms, torch.finfo(rms.dtype).tiny)
+    return torch.abs(moments.m_hat) / (torch.sqrt(moments.v_hat) + at_least(moments.k.eps, TINY))
 
 
-def relative_rate(moments: Moments, eps: Number) -> Tensor:
+def relative_rate(moments: Moments) -> Tensor:
     r"""The mean against the mean absolute value (section 2.4).
 
     .. math::
@@ -207,16 +263,10 @@ def relative_rate(moments: Moments, eps: Number) -> Tensor:
 
     Example:
         >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
-        >>> relative_rate(Moments(one, two, 100.0, a_hat=two), eps=0.0)
+        >>> relative_rate(Moments.of(one, two, n=100.0, eps=0.0, a_hat=two))
         tensor(0.5000)
     """
-    if moments.a_hat is None:
-        raise ValueError(
-            "measure 'relative_rate' needs the running mean of |g|: pass it as a_hat=..., "
-            "or choose a measure that does without, such as 'normal'"
-        )
-    mean_abs = moments.a_hat + eps
-    return torch.abs(moments.m_hat) / torch.clamp_min(mean_abs, torch.finfo(mean_abs.dtype).tiny)
+    return torch.abs(moments.m_hat) / (moments.a_hat + at_least(moments.k.eps, TINY))
 
 
 relative_rate.needs_mean_abs = True  # type: ignore[attr-defined]
@@ -239,7 +289,7 @@ def resolve_measure(measure: str | Measure) -> Measure:
     if measure not in MEASURES:
         raise ValueError(
             f"unknown measure {measure!r}: choose one of {', '.join(map(repr, MEASURES))}, "
-            "or pass a callable (moments, eps) -> s"
+            "or pass a callable moments -> s"
         )
     return MEASURES[measure]
 
@@ -313,7 +363,7 @@ def conformity_scale(
             gradients' size, for gradients whose float32 square neither vanishes nor overflows
             (about 1e-19 to 1e19).
         measure: ``"normal"``, ``"student_t"``, ``"logistic"``, ``"relative_rate"``,
-            ``"moment_rate"``, or a callable ``(moments, eps) -> s``.
+            ``"moment_rate"``, or a callable ``moments -> s`` of :class:`Moments`.
         a_hat: bias-corrected running mean of the absolute gradient, for ``"relative_rate"``.
 
     Returns:
@@ -330,5 +380,10 @@ def conformity_scale(
         Conformity*, 2019, section 2 and Algorithm 1.
     """
     dtype = torch.promote_types(m_hat.dtype, torch.float32)
-    moments = Moments(m_hat.to(dtype), v_hat.to(dtype), n, None if a_hat is None else a_hat.to(dtype))
-    return overconfident(resolve_measure(measure)(moments, eps), c)
+    moments = Moments.of(m_hat.to(dtype), v_hat.to(dtype), n, eps, None if a_hat is None else a_hat.to(dtype))
+    return scale_of(moments, c, measure)
+
+
+def scale_of(moments: Moments, c: Number, measure: str | Measure) -> Tensor:
+    """The scale that a measure gives."""
+    return overconfident(resolve_measure(measure)(moments), c)

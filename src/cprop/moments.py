@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import addcmul, lerp, one_minus_power
-from cprop.conformity import Measure, Number, conformity_scale, needs_mean_abs
+from cprop.arithmetic import Number, addcmul, lerp, one_minus_power
+from cprop.conformity import Corrections, Measure, Moments, needs_mean_abs, scale_of
 
 __all__ = ["MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
 
@@ -33,12 +33,10 @@ class StatisticsScalars(NamedTuple):
     """The numbers one step of the statistics needs, computed once for all elements."""
 
     beta: Number
-    bias_correction: Number
-    square_bias_correction: Number
-    """Of the mean square; it has seen more gradients than the mean after a warm start with Adam's."""
-    n: Number
+    weight: Number
+    """Of a new gradient in the averages, 1 - beta."""
     c: Number
-    eps: Number
+    corrections: Corrections
 
 
 def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | None = None) -> StatisticsScalars:
@@ -55,24 +53,23 @@ def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | N
         square_t: gradients seen by the mean square, where that is Adam's; ``t`` if not given.
     """
     beta = group["cprop_beta"]
-    return StatisticsScalars(
-        beta=beta,
-        bias_correction=one_minus_power(beta, t),
-        square_bias_correction=one_minus_power(beta, t if square_t is None else square_t),
+    corrections = Corrections.of(
         n=1 + beta * one_minus_power(beta, t - 1) / (1 - beta),
-        c=group["cprop_c"],
         eps=group["cprop_eps"],
+        b=one_minus_power(beta, t),
+        b_v=one_minus_power(beta, t if square_t is None else square_t),
     )
+    return StatisticsScalars(beta, 1 - beta, group["cprop_c"], corrections)
 
 
-def running_mean(mean: Tensor, x: Tensor, beta: Number) -> Tensor:
-    r""":math:`\beta m + (1 - \beta) x`."""
-    return lerp(mean, x, 1 - beta)
+def running_mean(mean: Tensor, x: Tensor, weight: Number) -> Tensor:
+    r""":math:`\beta m + (1 - \beta) x`, with the weight :math:`1 - \beta`."""
+    return lerp(mean, x, weight)
 
 
-def running_mean_square(mean_square: Tensor, x: Tensor, beta: Number) -> Tensor:
-    r""":math:`\beta v + (1 - \beta) x^2`."""
-    return addcmul(mean_square * beta, x, x, 1 - beta)
+def running_mean_square(mean_square: Tensor, x: Tensor, beta: Number, weight: Number) -> Tensor:
+    r""":math:`\beta v + (1 - \beta) x^2`, with the weight :math:`1 - \beta`."""
+    return addcmul(mean_square * beta, x, x, weight)
 
 
 def observe(
@@ -86,27 +83,25 @@ def observe(
         h: the scalars of this step.
         mean_square: the new mean square if another algorithm keeps the same one.
     """
-    seen = {MEAN: running_mean(state[MEAN], g, h.beta)}
+    seen = {MEAN: running_mean(state[MEAN], g, h.weight)}
     if mean_square is None:
-        seen[MEAN_SQUARE] = running_mean_square(state[MEAN_SQUARE], g, h.beta)
+        seen[MEAN_SQUARE] = running_mean_square(state[MEAN_SQUARE], g, h.beta, h.weight)
     if MEAN_ABS in state:
-        seen[MEAN_ABS] = running_mean(state[MEAN_ABS], torch.abs(g), h.beta)
+        seen[MEAN_ABS] = running_mean(state[MEAN_ABS], torch.abs(g), h.weight)
     return seen
 
 
-def scale_of(
+def scale_from(
     state: Mapping[str, Tensor],
     h: StatisticsScalars,
     measure: str | Measure,
     mean_square: Tensor | None = None,
 ) -> Tensor:
     """The scale that the statistics give; ``mean_square`` as in :func:`observe`."""
-    return conformity_scale(
-        m_hat=state[MEAN] / h.bias_correction,
-        v_hat=(state[MEAN_SQUARE] if mean_square is None else mean_square) / h.square_bias_correction,
-        n=h.n,
-        c=h.c,
-        eps=h.eps,
-        measure=measure,
-        a_hat=state[MEAN_ABS] / h.bias_correction if needs_mean_abs(measure) else None,
+    moments = Moments(
+        m=state[MEAN],
+        v=state[MEAN_SQUARE] if mean_square is None else mean_square,
+        k=h.corrections,
+        a=state[MEAN_ABS] if needs_mean_abs(measure) else None,
     )
+    return scale_of(moments, h.c, measure)

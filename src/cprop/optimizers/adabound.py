@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import clamp
-from cprop.conformity import Number
+from cprop.arithmetic import Number, clamp
 from cprop.moments import StatisticsScalars
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
 from cprop.optimizers.base import (

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import add, addcdiv, one_minus_power
-from cprop.conformity import Measure, Number
+from cprop.arithmetic import Number, add, addcdiv, one_minus_power
+from cprop.conformity import Measure
 from cprop.moments import (
     MEAN_SQUARE,
     StatisticsScalars,
     observe,
     running_mean,
     running_mean_square,
-    scale_of,
+    scale_from,
 )
 from cprop.optimizers.base import (
     GRAD,
@@ -34,8 +34,11 @@ __all__ = ["CPropAdam", "CPropAdamW"]
 
 
 class AdamScalars(NamedTuple):
-    beta1: Number
+    weight1: Number
+    """Of a new gradient in the running mean, 1 - betas[0]."""
     beta2: Number
+    weight2: Number
+    """Of a new gradient in the running mean square, 1 - betas[1]."""
     eps: Number
     step_size: Number
     """Learning rate over the first bias correction."""
@@ -74,12 +77,12 @@ def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> Adam
         p = p * h.shrink
     elif flags.decay:
         d = add(d, p, h.weight_decay)
-    exp_avg = running_mean(x["exp_avg"], d, h.beta1)
-    exp_avg_sq = running_mean_square(x["exp_avg_sq"], d, h.beta2)
+    exp_avg = running_mean(x["exp_avg"], d, h.weight1)
+    exp_avg_sq = running_mean_square(x["exp_avg_sq"], d, h.beta2, h.weight2)
 
     shared = None if MEAN_SQUARE in x else exp_avg_sq
     updated = observe(g, x, h.statistics, shared)
-    scale = scale_of(updated, h.statistics, flags.measure, shared)
+    scale = scale_from(updated, h.statistics, flags.measure, shared)
 
     updated |= {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     if flags.amsgrad:
@@ -115,8 +118,9 @@ class AdamFamily(NativeOptimizer):
     def _adam_scalars(self, group: Mapping[str, Any], t: Number, statistics: StatisticsScalars) -> AdamScalars:
         lr, (beta1, beta2) = group["lr"], group["betas"]
         return AdamScalars(
-            beta1=beta1,
+            weight1=1 - beta1,
             beta2=beta2,
+            weight2=1 - beta2,
             eps=group["eps"],
             step_size=lr / one_minus_power(beta1, t),
             bias_correction2_sqrt=one_minus_power(beta2, t) ** 0.5,

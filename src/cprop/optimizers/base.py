@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cprop import checkpoint
-from cprop.conformity import Measure, Number, measure_name, needs_mean_abs, resolve_measure
+from cprop.arithmetic import Number
+from cprop.conformity import Measure, measure_name, needs_mean_abs, resolve_measure
 from cprop.execution import Job, arithmetic_dtype, run
 from cprop.moments import (
     MEAN,
@@ -21,7 +22,7 @@ from cprop.moments import (
     MEAN_SQUARE,
     STEP,
     StatisticsScalars,
-    scale_of,
+    scale_from,
     statistics_scalars,
 )
 
@@ -159,7 +160,7 @@ class ConformityOptimizer(Optimizer):
         h = self._statistics_scalars(state, group)
         self._ensure_mean_abs(tensors, group, h)
         square = self._square_key(state)
-        return scale_of(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
+        return scale_from(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
         """Where one parameter's mean square is kept: under our own key, or the algorithm's."""
@@ -177,8 +178,8 @@ class ConformityOptimizer(Optimizer):
         forgets the difference within the horizon.
         """
         if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
-            v_hat = state[self._square_key(state)] / h.square_bias_correction
-            state[MEAN_ABS] = v_hat.sqrt() * h.bias_correction
+            v_hat = state[self._square_key(state)] / h.corrections.b_v
+            state[MEAN_ABS] = v_hat.sqrt() * h.corrections.b
 
     def _refuse_sparse_gradients(self) -> None:
         for index, group in enumerate(self.param_groups):
@@ -316,7 +317,7 @@ class NativeOptimizer(ConformityOptimizer):
         elif not shared and MEAN_SQUARE not in state:
             # The two mean squares came apart in mid-training; ours goes on from where they parted.
             h = self._statistics_scalars(state, group)
-            state[MEAN_SQUARE] = state[self.shared_square] * (h.bias_correction / h.square_bias_correction)
+            state[MEAN_SQUARE] = state[self.shared_square] * (h.corrections.b / h.corrections.b_v)
         for counter in ("step", STEP) if self.counts_steps else (STEP,):
             state[counter] += 1
         statistics = self._statistics_scalars(state, group)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import add, addcdiv, addcmul
-from cprop.conformity import Measure, Number
+from cprop.arithmetic import Number, add, addcdiv, addcmul
+from cprop.conformity import Measure
 from cprop.moments import (
     MEAN_SQUARE,
     StatisticsScalars,
     observe,
     running_mean,
     running_mean_square,
-    scale_of,
+    scale_from,
 )
 from cprop.optimizers.base import (
     GRAD,
@@ -36,6 +36,8 @@ __all__ = ["CPropRMSprop"]
 class RMSpropScalars(NamedTuple):
     lr: Number
     alpha: Number
+    weight: Number
+    """Of a new gradient in the running averages, 1 - alpha."""
     eps: Number
     momentum: Number
     weight_decay: Number
@@ -56,15 +58,15 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
     d = -g if flags.maximize else g
     if flags.decay:
         d = add(d, p, h.weight_decay)
-    square_avg = running_mean_square(x["square_avg"], d, h.alpha)
+    square_avg = running_mean_square(x["square_avg"], d, h.alpha, h.weight)
 
     shared = None if MEAN_SQUARE in x else square_avg
     updated = observe(g, x, h.statistics, shared)
-    scale = scale_of(updated, h.statistics, flags.measure, shared)
+    scale = scale_from(updated, h.statistics, flags.measure, shared)
 
     updated["square_avg"] = square_avg
     if flags.centered:
-        grad_avg = running_mean(x["grad_avg"], d, h.alpha)
+        grad_avg = running_mean(x["grad_avg"], d, h.weight)
         updated["grad_avg"] = grad_avg
         square_avg = addcmul(square_avg, grad_avg, grad_avg, -1)
     rms = torch.sqrt(square_avg) + h.eps
@@ -152,6 +154,7 @@ class CPropRMSprop(NativeOptimizer):
         return RMSpropScalars(
             lr=group["lr"],
             alpha=group["alpha"],
+            weight=1 - group["alpha"],
             eps=group["eps"],
             momentum=group["momentum"],
             weight_decay=group["weight_decay"],

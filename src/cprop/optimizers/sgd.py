@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Unpack
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import add
-from cprop.conformity import Measure, Number
-from cprop.moments import StatisticsScalars, observe, scale_of
+from cprop.arithmetic import Number, add
+from cprop.conformity import Measure
+from cprop.moments import StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
     GRAD,
     PARAM,
@@ -46,7 +46,7 @@ def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Te
     """One step of SGD, its update multiplied by the conformity scale."""
     p, g = x[PARAM], x[GRAD]
     updated = observe(g, x, h.statistics)
-    scale = scale_of(updated, h.statistics, flags.measure)
+    scale = scale_from(updated, h.statistics, flags.measure)
 
     d = -g if flags.maximize else g
     if flags.decay:

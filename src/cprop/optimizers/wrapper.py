@@ -18,7 +18,7 @@ from cprop import checkpoint
 from cprop.arithmetic import lerp
 from cprop.conformity import Measure
 from cprop.execution import Job, run
-from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_of
+from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
     GRAD,
     PARAM,
@@ -54,7 +54,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
 
     ``lerp`` because this sum, computed as written, is not :math:`\theta'_t` at scale one.
     """
-    return {PARAM: lerp(x[SNAPSHOT], x[PARAM], scale_of(x, h, flags.measure))}
+    return {PARAM: lerp(x[SNAPSHOT], x[PARAM], scale_from(x, h, flags.measure))}
 
 
 class CProp(ConformityOptimizer):
