@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Number, addcmul
+from cprop.arithmetic import Factor, Number, Quotient, addcmul, divided, erf
 
 __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name", "resolve_measure"]
 
@@ -134,8 +134,8 @@ class Moments(NamedTuple):
         return torch.abs(self.m) / (torch.sqrt(variance) + self.k.k_eps)
 
 
-Measure: TypeAlias = Callable[[Moments], Tensor]
-"""``measure(moments) -> s``, element-wise and within [0, 1].
+Measure: TypeAlias = Callable[[Moments], Factor]
+"""``measure(moments) -> s``, element-wise and within [0, 1]; a tensor, or a quotient of two.
 
 A measure that sets the attribute ``needs_mean_abs = True`` on itself is handed ``a`` as well.
 """
@@ -146,7 +146,7 @@ def at_least(x: Number, floor: float) -> Number:
     return x.clamp_min(floor) if isinstance(x, Tensor) else max(x, floor)
 
 
-def normal(moments: Moments) -> Tensor:
+def normal(moments: Moments) -> Factor:
     r"""Confidence in the sign of the mean if the mean is normally distributed (equations 2 and 3).
 
     .. math::
@@ -157,7 +157,7 @@ def normal(moments: Moments) -> Tensor:
         >>> normal(Moments.of(torch.tensor(1.0), torch.tensor(5.0), n=5.0, eps=1e-8))  # one sigma
         tensor(0.6827)
     """
-    return torch.erf(moments.z * math.sqrt(0.5))
+    return erf(moments.z * math.sqrt(0.5))
 
 
 LOGISTIC_SLOPE: Final = 1.7017
@@ -312,7 +312,7 @@ def needs_mean_abs(measure: str | Measure) -> bool:
     return bool(getattr(resolve_measure(measure), "needs_mean_abs", False))
 
 
-def overconfident(s: Tensor, c: Number) -> Tensor:
+def overconfident(s: Factor, c: Number) -> Factor:
     r"""Conformity times the overconfidence coefficient, at most one (equation 9).
 
     .. math::
@@ -327,9 +327,12 @@ def overconfident(s: Tensor, c: Number) -> Tensor:
         >>> overconfident(torch.tensor([0.0, 0.2, 0.9]), math.inf)
         tensor([1., 1., 1.])
     """
-    if isinstance(c, Tensor):
-        return torch.where(torch.isinf(c), torch.ones_like(s), torch.clamp_max(s * c, 1.0))
-    return torch.ones_like(s) if math.isinf(c) else torch.clamp_max(s * c, 1.0)
+    if not isinstance(c, Tensor) and math.isinf(c):
+        return torch.ones_like(s.numerator if isinstance(s, Quotient) else s)
+    if isinstance(s, Quotient):
+        return Quotient(torch.minimum(s.numerator * c, s.denominator), s.denominator)
+    scale = torch.clamp_max(s * c, 1.0)
+    return torch.where(torch.isinf(c), torch.ones_like(s), scale) if isinstance(c, Tensor) else scale
 
 
 def conformity_scale(
@@ -381,9 +384,9 @@ def conformity_scale(
     """
     dtype = torch.promote_types(m_hat.dtype, torch.float32)
     moments = Moments.of(m_hat.to(dtype), v_hat.to(dtype), n, eps, None if a_hat is None else a_hat.to(dtype))
-    return scale_of(moments, c, measure)
+    return divided(scale_of(moments, c, measure))
 
 
-def scale_of(moments: Moments, c: Number, measure: str | Measure) -> Tensor:
+def scale_of(moments: Moments, c: Number, measure: str | Measure) -> Factor:
     """The scale that a measure gives."""
     return overconfident(resolve_measure(measure)(moments), c)

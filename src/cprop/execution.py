@@ -7,13 +7,19 @@ same text can be run tensor by tensor, over lists of tensors, or compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
-__all__ = ["Job", "Rule", "run"]
+from cprop import compiled
+from cprop.tensor_list import TensorList
+
+__all__ = ["Job", "Rule", "Way", "choose", "run"]
 
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
@@ -23,6 +29,33 @@ class Job(NamedTuple):
 
     tensors: Mapping[str, Tensor]
     scalars: Any
+
+
+class Way(Enum):
+    """The ways to run a rule; the same numbers, up to rounding."""
+
+    TENSOR_BY_TENSOR = "tensor by tensor"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+def choose(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Way:
+    """The way that torch would choose for these parameters and flags."""
+    if foreach and fused:
+        raise RuntimeError("foreach=True and fused=True exclude each other: choose one")
+    if fused:
+        return Way.FUSED
+    if foreach is None and fused is None:
+        _, foreach = _default_to_fused_or_foreach(list(params), differentiable=False)
+    return Way.FOREACH if foreach else Way.TENSOR_BY_TENSOR
+
+
+def run(rule: Rule, jobs: Sequence[Job], flags: Any, way: Way) -> None:
+    """Run a rule over the parameters of a group and write the results in place."""
+    if torch.compiler.is_compiling():
+        # The caller compiles the whole step: hand over the rule itself.
+        way = Way.TENSOR_BY_TENSOR
+    _RUNNERS[way](rule, jobs, flags)
 
 
 def elements(tensor: Tensor) -> Tensor:
@@ -41,7 +74,29 @@ def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def run_tensor_by_tensor(rule: Rule, jobs: Iterable[Job], flags: Any) -> None:
+def vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently."""
+    views = {name: elements(tensor) for name, tensor in tensors.items()}
+    if all(view.is_contiguous() for view in views.values()):
+        return {name: view.view(-1) for name, view in views.items()}
+    first = next(iter(views.values()))
+    if is_dense(first) and all(view.stride() == first.stride() for view in views.values()):
+        return {name: view.as_strided((view.numel(),), (1,)) for name, view in views.items()}
+    return None
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill a stretch of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def run_tensor_by_tensor(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule on one parameter after the other: the readable truth."""
     for job in jobs:
         stored = {name: elements(tensor) for name, tensor in job.tensors.items()}
@@ -50,6 +105,90 @@ def run_tensor_by_tensor(rule: Rule, jobs: Iterable[Job], flags: Any) -> None:
             stored[name].copy_(updated)
 
 
-def run(rule: Rule, jobs: Iterable[Job], flags: Any) -> None:
-    """Run a rule over the parameters of a group and write the results in place."""
-    run_tensor_by_tensor(rule, jobs, flags)
+BLOCK: Final = 1 << 16
+"""Elements that a rule is run over at a time on a CPU, so that its temporaries stay in the cache."""
+
+
+def run_foreach(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
+    """Run a rule on lists of tensors; on a CPU, on lists of blocks that the cache can hold."""
+    for scalars, batch in batches(jobs):
+        names = list(batch[0])
+        stored = {name: [tensors[name] for tensors in batch] for name in names}
+        working = {name: TensorList([x.to(arithmetic_dtype(x)) for x in stored[name]]) for name in names}
+        # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
+        for name, updated in rule(cast("Mapping[str, Tensor]", working), scalars, flags).items():
+            torch._foreach_copy_(stored[name], cast("TensorList", updated).tensors)
+
+
+def batches(jobs: Sequence[Job]) -> Iterator[tuple[Any, list[dict[str, Tensor]]]]:
+    """Jobs that have their scalars, devices and dtypes in common, cut into blocks on a CPU."""
+    alike: defaultdict[Any, list[dict[str, Tensor]]] = defaultdict(list)
+    scalars: dict[Any, Any] = {}
+    for job in jobs:
+        tensors = vectors(job.tensors)
+        if tensors is None:
+            tensors = {name: elements(tensor) for name, tensor in job.tensors.items()}
+        kinds = tuple((name, x.dtype, x.device) for name, x in tensors.items())
+        key = (kinds, identity(job.scalars))
+        scalars[key] = job.scalars
+        alike[key].append(tensors)
+    for key, group in alike.items():
+        if next(iter(group[0].values())).device.type != "cpu":
+            yield scalars[key], group
+            continue
+        batch: list[dict[str, Tensor]] = []
+        room = BLOCK
+        for tensors in group:
+            for block in blocks(tensors):
+                size = next(iter(block.values())).numel()
+                if batch and size > room:
+                    yield scalars[key], batch
+                    batch, room = [], BLOCK
+                batch.append(block)
+                room -= size
+        yield scalars[key], batch
+
+
+def blocks(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Pieces of at most ``BLOCK`` elements, of tensors that are vectors."""
+    first = next(iter(tensors.values()))
+    if first.dim() != 1 or first.numel() <= BLOCK:
+        yield tensors
+        return
+    split = {name: torch.split(x, BLOCK) for name, x in tensors.items()}
+    for i in range(len(next(iter(split.values())))):
+        yield {name: pieces[i] for name, pieces in split.items()}
+
+
+def identity(scalars: Any) -> Any:
+    """What tells scalars apart: their values, and which tensors they are where they are tensors."""
+    if isinstance(scalars, tuple):
+        return tuple(map(identity, scalars))
+    return id(scalars) if isinstance(scalars, Tensor) else scalars
+
+
+def run_fused(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
+    """Run a rule as one compiled kernel a parameter."""
+    packed: dict[Any, tuple[Tensor, Any]] = {}
+    for job in jobs:
+        tensors = vectors(job.tensors)
+        if tensors is None:
+            run_tensor_by_tensor(rule, [job], flags)
+            continue
+        views = tuple(tensors.values())
+        if views[0].numel() == 0:
+            continue
+        dtypes, device = tuple(view.dtype for view in views), views[0].device
+        key = (identity(job.scalars), dtypes, device)
+        if key not in packed:
+            packed[key] = compiled.pack(job.scalars, compiled.number_dtype(dtypes), device)
+        numbers, structure = packed[key]
+        kernel = compiled.kernel(rule, flags, structure, len(numbers), tuple(tensors), dtypes, device)
+        kernel(*views, numbers)
+
+
+_RUNNERS: Final = {
+    Way.TENSOR_BY_TENSOR: run_tensor_by_tensor,
+    Way.FOREACH: run_foreach,
+    Way.FUSED: run_fused,
+}

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Number, addcmul, lerp, one_minus_power
+from cprop.arithmetic import Factor, Number, addcmul, lerp, one_minus_power
 from cprop.conformity import Corrections, Measure, Moments, needs_mean_abs, scale_of
 
 __all__ = ["MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
@@ -96,7 +96,7 @@ def scale_from(
     h: StatisticsScalars,
     measure: str | Measure,
     mean_square: Tensor | None = None,
-) -> Tensor:
+) -> Factor:
     """The scale that the statistics give; ``mean_square`` as in :func:`observe`."""
     moments = Moments(
         m=state[MEAN],

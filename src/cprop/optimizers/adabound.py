@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, clamp
+from cprop.arithmetic import Number, add, clamp
 from cprop.moments import StatisticsScalars
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
 from cprop.optimizers.base import (
@@ -34,9 +34,9 @@ class AdaBoundScalars(NamedTuple):
 
 def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> dict[str, Tensor]:
     """One step of AdaBound, its update multiplied by the conformity scale."""
-    p, direction, mean_square, updated = adam_step(x, h.adam, flags)
+    p, exp_avg, mean_square, scale, updated = adam_step(x, h.adam, flags)
     rate = clamp(h.step_size / (torch.sqrt(mean_square) + h.adam.eps), h.lower, h.upper)
-    updated[PARAM] = p - rate * direction
+    updated[PARAM] = add(p, rate * exp_avg, -1, scale)
     return updated
 
 
@@ -134,7 +134,7 @@ class CPropAdaBound(AdamFamily):
         final_lr = group["final_lr"] * (group["lr"] / base_lr if base_lr else 1.0)
         return AdaBoundScalars(
             adam=adam,
-            step_size=adam.step_size * adam.bias_correction2_sqrt,
+            step_size=adam.step_size * adam.bias_correction2_sqrt.value,
             lower=final_lr * (1 - 1 / (group["gamma"] * t + 1)),
             upper=final_lr * (1 + 1 / (group["gamma"] * t)),
         )

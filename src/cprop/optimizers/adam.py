@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add, addcdiv, one_minus_power
+from cprop.arithmetic import Divisor, Factor, Number, add, addcdiv, divide, one_minus_power
 from cprop.conformity import Measure
 from cprop.moments import (
     MEAN_SQUARE,
@@ -42,7 +42,7 @@ class AdamScalars(NamedTuple):
     eps: Number
     step_size: Number
     """Learning rate over the first bias correction."""
-    bias_correction2_sqrt: Number
+    bias_correction2_sqrt: Divisor
     weight_decay: Number
     shrink: Number
     """What decoupled decay leaves of the parameter, 1 - lr * weight_decay."""
@@ -62,10 +62,11 @@ class AdamStep(NamedTuple):
 
     p: Tensor
     """The parameter, after decoupled decay if there is any."""
-    direction: Tensor
-    """The running mean of the gradient, times the conformity scale."""
+    exp_avg: Tensor
+    """The running mean of the gradient."""
     mean_square: Tensor
     """The running mean square, or its running maximum."""
+    scale: Factor
     updated: dict[str, Tensor]
 
 
@@ -88,14 +89,14 @@ def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> Adam
     if flags.amsgrad:
         exp_avg_sq = torch.maximum(x["max_exp_avg_sq"], exp_avg_sq)
         updated["max_exp_avg_sq"] = exp_avg_sq
-    return AdamStep(p, scale * exp_avg, exp_avg_sq, updated)
+    return AdamStep(p, exp_avg, exp_avg_sq, scale, updated)
 
 
 def adam(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> dict[str, Tensor]:
     """One step of Adam, its update multiplied by the conformity scale."""
-    p, direction, mean_square, updated = adam_step(x, h, flags)
-    denominator = torch.sqrt(mean_square) / h.bias_correction2_sqrt + h.eps
-    updated[PARAM] = addcdiv(p, direction, denominator, -h.step_size)
+    p, exp_avg, mean_square, scale, updated = adam_step(x, h, flags)
+    denominator = divide(torch.sqrt(mean_square), h.bias_correction2_sqrt) + h.eps
+    updated[PARAM] = addcdiv(p, exp_avg, denominator, -h.step_size, scale)
     return updated
 
 
@@ -123,7 +124,7 @@ class AdamFamily(NativeOptimizer):
             weight2=1 - beta2,
             eps=group["eps"],
             step_size=lr / one_minus_power(beta1, t),
-            bias_correction2_sqrt=one_minus_power(beta2, t) ** 0.5,
+            bias_correction2_sqrt=Divisor.of(one_minus_power(beta2, t) ** 0.5),
             weight_decay=group["weight_decay"],
             shrink=1 - lr * group["weight_decay"],
             statistics=statistics,

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cprop import checkpoint
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, divided
 from cprop.conformity import Measure, measure_name, needs_mean_abs, resolve_measure
-from cprop.execution import Job, arithmetic_dtype, run
+from cprop.execution import Job, arithmetic_dtype, choose, run
 from cprop.moments import (
     MEAN,
     MEAN_ABS,
@@ -65,10 +65,13 @@ class Settings(NamedTuple):
 class Options(TypedDict, total=False):
     """The keyword arguments that every native optimizer takes besides its algorithm's own.
 
-    The first is torch's, by torch's name; the rest are CProp's, as in :class:`Settings`.
+    The first four are torch's, by torch's names; the rest are CProp's, as in :class:`Settings`.
     """
 
     maximize: bool
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
     cprop_beta: float
     cprop_c: float
     cprop_eps: float
@@ -77,7 +80,7 @@ class Options(TypedDict, total=False):
 
 def complete(options: Options) -> dict[str, Any]:
     """The options with their defaults filled in, checked."""
-    defaults = {"maximize": False, **Settings()._asdict()}
+    defaults = {"maximize": False, "foreach": None, "fused": None, "capturable": False, **Settings()._asdict()}
     unknown = sorted(set(options) - set(defaults))
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}: choose from {', '.join(defaults)}")
@@ -160,7 +163,8 @@ class ConformityOptimizer(Optimizer):
         h = self._statistics_scalars(state, group)
         self._ensure_mean_abs(tensors, group, h)
         square = self._square_key(state)
-        return scale_from(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
+        shared = None if square == MEAN_SQUARE else tensors[square]
+        return divided(scale_from(tensors, h, group["cprop_measure"], shared))
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
         """Where one parameter's mean square is kept: under our own key, or the algorithm's."""
@@ -245,6 +249,12 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if key not in COUNTERS}
 
 
+def count_up(counters: list[Tensor]) -> None:
+    """Add one to each counter."""
+    if counters:
+        torch._foreach_add_(counters, 1.0)
+
+
 def count(counter: Tensor, group: Mapping[str, Any]) -> Number:
     """A counter's value: a number where it lies on the host, and the tensor itself on a device."""
     return counter if group.get("capturable") else counter.item()
@@ -292,38 +302,56 @@ class NativeOptimizer(ConformityOptimizer):
                 loss = closure()
         self._refuse_sparse_gradients()
         for group in self.param_groups:
-            jobs = [self._job(p, p.grad, group) for p in group["params"] if p.grad is not None]
-            run(type(self).rule, jobs, self._flags(group))
+            params = [p for p in group["params"] if p.grad is not None]
+            way = choose(params, group["foreach"], group["fused"])
+            run(type(self).rule, self._jobs(params, group), self._flags(group), way)
         return loss
 
     @property
     def _settings(self) -> tuple[str, ...]:
         return tuple(self.defaults)
 
-    def _job(self, p: Tensor, g: Tensor, group: Mapping[str, Any]) -> Job:
-        """Allocate what is missing of one parameter's state, count the step, and gather it."""
+    def _jobs(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Job]:
+        """Allocate what is missing of the parameters' state, count the step, and gather it."""
+        keys, shared = self._state_keys(group), self._shares_square(group)
+        fresh = [self._prepare(p, group, keys, shared) for p in params]
+        states = [self.state[p] for p in params]
+        counters = ("step", STEP) if self.counts_steps else (STEP,)
+        count_up([state[counter] for state in states for counter in counters])
+        scalars: dict[Any, Any] = {}
+        jobs = []
+        for p, state, first in zip(params, states, fresh, strict=True):
+            # Parameters mostly march in step: their scalars are the same, and computed once.
+            t, own_t = count(state[counters[0]], group), count(state[STEP], group)
+            square = self._square_key(state)
+            key = (t, own_t, square, first)
+            if key not in scalars:
+                square_t = own_t if square == MEAN_SQUARE else t
+                scalars[key] = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
+            if needs_mean_abs(group["cprop_measure"]):
+                self._ensure_mean_abs(state, group, self._statistics_scalars(state, group))
+            assert p.grad is not None
+            jobs.append(Job({PARAM: p, GRAD: p.grad, **tensors_of(state)}, scalars[key]))
+        return jobs
+
+    def _prepare(self, p: Tensor, group: Mapping[str, Any], keys: tuple[str, ...], shared: bool) -> bool:
+        """Allocate what is missing of one parameter's state; whether any of the algorithm's was."""
         state = self.state[p]
-        keys = self._state_keys(group)
-        fresh = any(key not in state for key in keys)
+        fresh = False
         for key in keys:
             if key not in state:
                 state[key] = new_state(p)
-        if self.counts_steps:
-            state.setdefault("step", new_counter(p, group))
-        shared = self._shares_square(group)
+                fresh = True
+        if self.counts_steps and "step" not in state:
+            state["step"] = new_counter(p, group)
         if STEP not in state:
             state[STEP] = new_counter(p, group)
             state.update({key: new_state(p) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
             # The two mean squares came apart in mid-training; ours goes on from where they parted.
-            h = self._statistics_scalars(state, group)
-            state[MEAN_SQUARE] = state[self.shared_square] * (h.corrections.b / h.corrections.b_v)
-        for counter in ("step", STEP) if self.counts_steps else (STEP,):
-            state[counter] += 1
-        statistics = self._statistics_scalars(state, group)
-        self._ensure_mean_abs(state, group, statistics)
-        t = count(state["step" if self.counts_steps else STEP], group)
-        return Job({PARAM: p, GRAD: g, **tensors_of(state)}, self._scalars(group, t, fresh, statistics))
+            k = self._statistics_scalars(state, group).corrections
+            state[MEAN_SQUARE] = state[self.shared_square] * (k.b / k.b_v)
+        return fresh
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
         groups = [

@@ -73,9 +73,9 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
     if flags.momentum:
         buffer = addcdiv(x["momentum_buffer"] * h.momentum, d, rms, 1)
         updated["momentum_buffer"] = buffer
-        updated[PARAM] = add(p, scale * buffer, -h.lr)
+        updated[PARAM] = add(p, buffer, -h.lr, scale)
     else:
-        updated[PARAM] = addcdiv(p, scale * d, rms, -h.lr)
+        updated[PARAM] = addcdiv(p, d, rms, -h.lr, scale)
     return updated
 
 

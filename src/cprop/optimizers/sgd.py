@@ -55,7 +55,7 @@ def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Te
         buffer = add(x["momentum_buffer"] * h.momentum, d, h.gain)
         updated["momentum_buffer"] = buffer
         d = add(d, buffer, h.momentum) if flags.nesterov else buffer
-    updated[PARAM] = add(p, scale * d, -h.lr)
+    updated[PARAM] = add(p, d, -h.lr, scale)
     return updated
 
 

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
-from cprop.arithmetic import lerp
+from cprop.arithmetic import divided, lerp
 from cprop.conformity import Measure
-from cprop.execution import Job, run
+from cprop.execution import Job, Way, choose, run
 from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
     GRAD,
@@ -54,7 +54,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
 
     ``lerp`` because this sum, computed as written, is not :math:`\theta'_t` at scale one.
     """
-    return {PARAM: lerp(x[SNAPSHOT], x[PARAM], scale_from(x, h, flags.measure))}
+    return {PARAM: lerp(x[SNAPSHOT], x[PARAM], divided(scale_from(x, h, flags.measure)))}
 
 
 class CProp(ConformityOptimizer):
@@ -80,6 +80,8 @@ class CProp(ConformityOptimizer):
         eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
             gradients are below about 1e-6.
         measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+        foreach: run CProp's part over lists of tensors; by default, as the inner optimizer's group says.
+        fused: run CProp's part as compiled kernels; by default, as the inner optimizer's group says.
 
     These stand in every param group as ``cprop_beta``, ``cprop_c``, ``cprop_eps`` and
     ``cprop_measure``; a group that has them already keeps its own.
@@ -107,9 +109,16 @@ class CProp(ConformityOptimizer):
         c: float = 1.0,
         eps: float = 1e-8,
         measure: str | Measure = "normal",
+        *,
+        foreach: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
         refuse_unsuitable(optimizer)
-        settings = Settings(beta, c, eps, measure).check()._asdict()
+        settings = {
+            **Settings(beta, c, eps, measure).check()._asdict(),
+            "cprop_foreach": foreach,
+            "cprop_fused": fused,
+        }
         for group in optimizer.param_groups:
             settings_of({**settings, **group}).check()
         for group in optimizer.param_groups:
@@ -137,6 +146,10 @@ class CProp(ConformityOptimizer):
         return _around(optimizer_class)  # type: ignore[arg-type]  # a class is hashable
 
     @property
+    def _settings(self) -> tuple[str, ...]:
+        return (*Settings._fields, "cprop_foreach", "cprop_fused")
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's groups: the same list, whoever replaces it."""
         return self.inner.param_groups
@@ -162,8 +175,9 @@ class CProp(ConformityOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group to the inner optimizer; CProp's settings may be given with it."""
-        settings = settings_of({**self.defaults, **param_group}).check()
-        self.inner.add_param_group({**param_group, **settings._asdict()})
+        own = {name: self.defaults[name] for name in self._settings}
+        settings_of({**own, **param_group}).check()
+        self.inner.add_param_group({**own, **param_group})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -186,7 +200,7 @@ class CProp(ConformityOptimizer):
             for group, params in moved:
                 jobs = [self._observation(p, statistics[p], group) for p in params]
                 # Before the inner step, which may write to the gradient or drop it.
-                run(observe_gradient, jobs, WrapperFlags(group["cprop_measure"]))
+                run(observe_gradient, jobs, WrapperFlags(group["cprop_measure"]), self._way(params, group))
                 snapshots.append({p: p.detach().clone() for p in params})
             self.inner.step()
         for (group, params), snapshot in zip(moved, snapshots, strict=True):
@@ -197,8 +211,16 @@ class CProp(ConformityOptimizer):
                 )
                 for p in params
             ]
-            run(rescale_update, jobs, WrapperFlags(group["cprop_measure"]))
+            run(rescale_update, jobs, WrapperFlags(group["cprop_measure"]), self._way(params, group))
         return loss
+
+    @staticmethod
+    def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
+        """The inner optimizer's way, unless the wrapper was told another."""
+        foreach, fused = group["cprop_foreach"], group["cprop_fused"]
+        if foreach is None and fused is None:
+            foreach, fused = group.get("foreach"), group.get("fused")
+        return choose(params, foreach, fused)
 
     def _start_statistics(self) -> None:
         """Give every parameter that the inner optimizer has state for statistics of its own.
