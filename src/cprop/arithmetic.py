@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
@@ -30,10 +29,10 @@ __all__ = [
     "clamp",
     "divide",
     "divided",
-    "erf",
     "expanded_functions",
     "lerp",
     "one_minus_power",
+    "two_sided_normal",
 ]
 
 
@@ -96,8 +95,8 @@ def addcdiv(x: Tensor, a: Tensor, b: Tensor, weight: Number, factor: Factor | No
 
 
 def lerp(x: Tensor, y: Tensor, weight: Number) -> Tensor:
-    """``x + weight * (y - x)``, which is ``y`` exactly at weight one."""
-    return torch.lerp(x, y, weight)
+    """``x + weight * (y - x)``."""
+    return x + weight * (y - x) if isinstance(weight, Tensor) else torch.lerp(x, y, weight)
 
 
 def clamp(x: Tensor, low: Number, high: Number) -> Tensor:
@@ -125,7 +124,7 @@ def one_minus_power(beta: Number, t: Number) -> Number:
     return 1 - beta**t
 
 
-_expand: ContextVar[bool] = ContextVar("expand", default=False)
+_expand = False  # a plain global: torch.compile reads it, and would not read a ContextVar
 
 
 @contextmanager
@@ -134,46 +133,51 @@ def expanded_functions(expand: bool) -> Iterator[None]:
 
     There, the library's ``erf`` takes longer than all the rest of a step; in a GPU's it is free.
     """
-    token = _expand.set(expand)
+    global _expand
+    before, _expand = _expand, expand
     try:
         yield
     finally:
-        _expand.reset(token)
+        _expand = before
 
 
-_ERFC_ROOT: Final = (
-    0.14105043497321176,
-    0.0894721857106006,
-    0.024829185689008555,
-    0.0026692244553448616,
-    0.0021926494516187793,
-    -0.00026469565437677614,
-    0.00016335775629201294,
+_ROOT: Final = (
+    0.19947443404195642,
+    0.09941380125851447,
+    0.02661719158488317,
+    0.004513535179824006,
+    0.002745906358431786,
+    -0.0008561824681374186,
+    0.0005914716410608891,
+    -0.0001363501882502475,
+    1.8672712939387624e-05,
 )
-"""Coefficients of a polynomial near the eighth root of 1 / erfc(x), from x to x^7, on [0, 3.9]."""
+"""Coefficients, from z to z^9, of a polynomial near the fourth root of 1 / (1 - s) on [0, 5.5]."""
 
 
-def erf(x: Tensor) -> Factor:
-    r"""The error function of a number that is not negative.
+def two_sided_normal(z: Tensor) -> Factor:
+    r"""Probability that a standard normal variable is nearer to zero than :math:`z \ge 0`.
 
-    Written out, it is :math:`1 - 1 / p(x)^8` with a polynomial :math:`p` of degree seven, in the manner
-    of Abramowitz and Stegun 7.1.28: in float32 within 1e-6 of the function, and a quotient still.
+    .. math::
+        s(z) = 2 \Phi(z) - 1 = \operatorname{erf}(z / \sqrt 2)
+
+    Written out, it is :math:`1 - 1 / p(z)^4` with a polynomial :math:`p` of degree nine, in the manner of
+    Abramowitz and Stegun 7.1.28: in float32 within 1e-6 of the function, and a quotient still.
 
     Example:
         >>> with expanded_functions(True):
-        ...     divided(erf(torch.tensor([0.0, 1.0, 100.0])))
-        tensor([0.0000, 0.8427, 1.0000])
-        >>> erf(torch.tensor([0.0, 1.0, 100.0]))
-        tensor([0.0000, 0.8427, 1.0000])
+        ...     divided(two_sided_normal(torch.tensor([0.0, 1.0, 100.0])))
+        tensor([0.0000, 0.6827, 1.0000])
+        >>> two_sided_normal(torch.tensor([0.0, 1.0, 100.0]))
+        tensor([0.0000, 0.6827, 1.0000])
     """
-    if not _expand.get():
-        return torch.erf(x)
-    x = torch.clamp_max(x, 3.9)  # where erfc is 3e-8, and the power far from overflow
-    p = x * _ERFC_ROOT[-1] + _ERFC_ROOT[-2]
-    for coefficient in _ERFC_ROOT[-3::-1]:
-        p = x * p + coefficient
-    p = x * p + 1.0
-    p = p * p
+    if not _expand:
+        return torch.erf(z * math.sqrt(0.5))
+    z = torch.clamp_max(z, 5.5)  # where 1 - s is 4e-8, and the power far from overflow
+    p = z * _ROOT[-1] + _ROOT[-2]
+    for coefficient in _ROOT[-3::-1]:
+        p = z * p + coefficient
+    p = z * p + 1.0
     p = p * p
     p = p * p
     return Quotient(p - 1.0, p)

@@ -107,7 +107,8 @@ def kernel(
 
     example: list[Any] = [torch.empty(_TRACING_LENGTH, dtype=dtype, device=device) for dtype in dtypes]
     example.append(torch.empty(count, dtype=number_dtype(dtypes), device=device))
-    with torch.no_grad(), expanded_functions(device.type == "cpu"):
+    expand = device.type == "cpu" and number_dtype(dtypes) == torch.float32
+    with torch.no_grad(), expanded_functions(expand):
         graph = make_fx(run, tracing_mode="symbolic")(*example)
         return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=_OPTIONS)
 

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, Quotient, addcmul, divided, erf
+from cprop.arithmetic import Factor, Number, Quotient, addcmul, divided, two_sided_normal
 
 __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name", "resolve_measure"]
 
@@ -157,7 +157,7 @@ def normal(moments: Moments) -> Factor:
         >>> normal(Moments.of(torch.tensor(1.0), torch.tensor(5.0), n=5.0, eps=1e-8))  # one sigma
         tensor(0.6827)
     """
-    return erf(moments.z * math.sqrt(0.5))
+    return two_sided_normal(moments.z)
 
 
 LOGISTIC_SLOPE: Final = 1.7017

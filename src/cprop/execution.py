@@ -21,6 +21,8 @@ from cprop.tensor_list import TensorList
 
 __all__ = ["Job", "Rule", "Way", "choose", "run"]
 
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
+
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
 
@@ -65,8 +67,9 @@ def elements(tensor: Tensor) -> Tensor:
     torch to know how each operation of the rule is sharded. A complex number is two elements, as
     in torch's own optimizers.
     """
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return torch.view_as_real(local) if local.is_complex() else local
+    if type(tensor) not in _PLAIN and hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
@@ -76,9 +79,18 @@ def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
 
 def vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently."""
+    views = {}
+    for name, tensor in tensors.items():
+        view = elements(tensor)
+        if not view.is_contiguous():
+            return strided_vectors(tensors)
+        views[name] = view.view(-1)
+    return views
+
+
+def strided_vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The same for tensors that are transposed or channels-last, if they all are."""
     views = {name: elements(tensor) for name, tensor in tensors.items()}
-    if all(view.is_contiguous() for view in views.values()):
-        return {name: view.view(-1) for name, view in views.items()}
     first = next(iter(views.values()))
     if is_dense(first) and all(view.stride() == first.stride() for view in views.values()):
         return {name: view.as_strided((view.numel(),), (1,)) for name, view in views.items()}
@@ -105,7 +117,7 @@ def run_tensor_by_tensor(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
             stored[name].copy_(updated)
 
 
-BLOCK: Final = 1 << 16
+BLOCK: Final = 1 << 17
 """Elements that a rule is run over at a time on a CPU, so that its temporaries stay in the cache."""
 
 
@@ -129,7 +141,7 @@ def batches(jobs: Sequence[Job]) -> Iterator[tuple[Any, list[dict[str, Tensor]]]
         if tensors is None:
             tensors = {name: elements(tensor) for name, tensor in job.tensors.items()}
         kinds = tuple((name, x.dtype, x.device) for name, x in tensors.items())
-        key = (kinds, identity(job.scalars))
+        key = (kinds, id(job.scalars))
         scalars[key] = job.scalars
         alike[key].append(tensors)
     for key, group in alike.items():
@@ -160,31 +172,25 @@ def blocks(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         yield {name: pieces[i] for name, pieces in split.items()}
 
 
-def identity(scalars: Any) -> Any:
-    """What tells scalars apart: their values, and which tensors they are where they are tensors."""
-    if isinstance(scalars, tuple):
-        return tuple(map(identity, scalars))
-    return id(scalars) if isinstance(scalars, Tensor) else scalars
-
-
 def run_fused(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule as one compiled kernel a parameter."""
-    packed: dict[Any, tuple[Tensor, Any]] = {}
+    kernels: dict[Any, tuple[compiled.Kernel, Tensor]] = {}
     for job in jobs:
         tensors = vectors(job.tensors)
         if tensors is None:
             run_tensor_by_tensor(rule, [job], flags)
             continue
         views = tuple(tensors.values())
-        if views[0].numel() == 0:
-            continue
-        dtypes, device = tuple(view.dtype for view in views), views[0].device
-        key = (identity(job.scalars), dtypes, device)
-        if key not in packed:
-            packed[key] = compiled.pack(job.scalars, compiled.number_dtype(dtypes), device)
-        numbers, structure = packed[key]
-        kernel = compiled.kernel(rule, flags, structure, len(numbers), tuple(tensors), dtypes, device)
-        kernel(*views, numbers)
+        device = views[0].device
+        key = (id(job.scalars), tuple(tensors), tuple([view.dtype for view in views]), device)
+        if key not in kernels:
+            _, names, dtypes, _ = key
+            numbers, structure = compiled.pack(job.scalars, compiled.number_dtype(dtypes), device)
+            kernel = compiled.kernel(rule, flags, structure, len(numbers), names, dtypes, device)
+            kernels[key] = kernel, numbers
+        kernel, numbers = kernels[key]
+        if views[0].numel():
+            kernel(*views, numbers)
 
 
 _RUNNERS: Final = {

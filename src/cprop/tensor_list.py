@@ -64,7 +64,7 @@ class TensorList:
         # These take lists, and for the last argument a number; what else torch takes, they do not.
         lists = [isinstance(arg, TensorList) for arg in args]
         if foreach is not None and all(lists[:-1]) and (lists[-1] or not isinstance(args[-1], Tensor)):
-            return cls(foreach(*(arg.tensors if isinstance(arg, TensorList) else arg for arg in args), **kwargs))
+            return cls(foreach(*map(operand, args), **kwargs))
         length = len(args[lists.index(True)].tensors)
         return cls(
             [
@@ -74,23 +74,28 @@ class TensorList:
         )
 
     def __add__(self, other: Any) -> TensorList:
-        return self.__torch_function__(torch.add, (), (self, other))
+        return TensorList(torch._foreach_add(self.tensors, operand(other)))
 
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> TensorList:
-        return self.__torch_function__(torch.mul, (), (self, other))
+        return TensorList(torch._foreach_mul(self.tensors, operand(other)))
 
     __rmul__ = __mul__
 
     def __sub__(self, other: Any) -> TensorList:
-        return self.__torch_function__(torch.sub, (), (self, other))
+        return TensorList(torch._foreach_sub(self.tensors, operand(other)))
 
     def __truediv__(self, other: Any) -> TensorList:
-        return self.__torch_function__(torch.div, (), (self, other))
+        return TensorList(torch._foreach_div(self.tensors, operand(other)))
 
     def __rtruediv__(self, other: Any) -> TensorList:
         return TensorList([other / tensor for tensor in self.tensors])
 
     def __neg__(self) -> TensorList:
-        return self.__torch_function__(torch.neg, (), (self,))
+        return TensorList(torch._foreach_neg(self.tensors))
+
+
+def operand(x: Any) -> Any:
+    """What a ``_foreach_`` function takes in a list's place: its tensors, or a number as it is."""
+    return x.tensors if isinstance(x, TensorList) else x

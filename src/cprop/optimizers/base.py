@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Final, NamedTuple, TypedDict
+from typing import Any, ClassVar, Final, NamedTuple, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -318,6 +318,7 @@ class NativeOptimizer(ConformityOptimizer):
         states = [self.state[p] for p in params]
         counters = ("step", STEP) if self.counts_steps else (STEP,)
         count_up([state[counter] for state in states for counter in counters])
+        needs_abs = needs_mean_abs(group["cprop_measure"])
         scalars: dict[Any, Any] = {}
         jobs = []
         for p, state, first in zip(params, states, fresh, strict=True):
@@ -328,10 +329,9 @@ class NativeOptimizer(ConformityOptimizer):
             if key not in scalars:
                 square_t = own_t if square == MEAN_SQUARE else t
                 scalars[key] = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
-            if needs_mean_abs(group["cprop_measure"]):
+            if needs_abs:
                 self._ensure_mean_abs(state, group, self._statistics_scalars(state, group))
-            assert p.grad is not None
-            jobs.append(Job({PARAM: p, GRAD: p.grad, **tensors_of(state)}, scalars[key]))
+            jobs.append(Job({PARAM: p, GRAD: cast("Tensor", p.grad), **tensors_of(state)}, scalars[key]))
         return jobs
 
     def _prepare(self, p: Tensor, group: Mapping[str, Any], keys: tuple[str, ...], shared: bool) -> bool:

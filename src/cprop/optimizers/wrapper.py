@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
-from cprop.arithmetic import divided, lerp
+from cprop.arithmetic import divided
 from cprop.conformity import Measure
 from cprop.execution import Job, Way, choose, run
 from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_from
@@ -54,7 +54,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
 
     ``lerp`` because this sum, computed as written, is not :math:`\theta'_t` at scale one.
     """
-    return {PARAM: lerp(x[SNAPSHOT], x[PARAM], divided(scale_from(x, h, flags.measure)))}
+    return {PARAM: torch.lerp(x[SNAPSHOT], x[PARAM], divided(scale_from(x, h, flags.measure)))}
 
 
 class CProp(ConformityOptimizer):
@@ -336,9 +336,14 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
         cprop_c: float = 1.0,
         cprop_eps: float = 1e-8,
         cprop_measure: str | Measure = "normal",
+        cprop_foreach: bool | None = None,
+        cprop_fused: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        CProp.__init__(self, optimizer_class(params, *args, **kwargs), cprop_beta, cprop_c, cprop_eps, cprop_measure)
+        inner = optimizer_class(params, *args, **kwargs)
+        CProp.__init__(
+            self, inner, cprop_beta, cprop_c, cprop_eps, cprop_measure, foreach=cprop_foreach, fused=cprop_fused
+        )
 
     name = f"CPropAround{optimizer_class.__name__}"
     around: Any = _Around(

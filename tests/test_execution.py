@@ -1,0 +1,214 @@
+"""One rule, three ways to run it: the same numbers, no recompilation, no host synchronisation."""
+
+import copy
+import math
+
+import pytest
+import torch
+from table import INNERS, NATIVES, TABLE, gradients, inputs, train
+from torch._dynamo.utils import counters
+
+import cprop
+from cprop import execution
+from cprop.arithmetic import divided, expanded_functions, two_sided_normal
+from cprop.tensor_list import TensorList
+
+WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def prefixed(entry, way):
+    """Our flags by the wrapper's names, where the entry is a wrapper."""
+    return {f"cprop_{k}" if entry.id.startswith("CProp-") else k: v for k, v in way.items()}
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_foreach_agrees_with_tensor_by_tensor(entry):
+    ours, theirs = inputs(), inputs()
+    train(entry.build(ours, **prefixed(entry, WAYS["foreach"])), ours, 200)
+    train(entry.build(theirs), theirs, 200)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_fused_agrees_with_tensor_by_tensor(entry):
+    """Within 1e-6 after 200 steps, up to what the rounding of the parameter itself adds in float32.
+
+    A kernel contracts multiply-adds, and writes the normal distribution out to 6e-7.
+    """
+    ours, theirs = inputs(), inputs()
+    train(entry.build(ours, **prefixed(entry, WAYS["fused"])), ours, 200)
+    train(entry.build(theirs), theirs, 200)
+    errors = torch.cat([((a - b) / (1 + a.abs())).detach().flatten() for a, b in zip(ours, theirs, strict=True)])
+    assert errors.square().mean().sqrt() < 1e-6
+    assert errors.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_each_way_resumes_to_the_bit(entry, dtype, way):
+    params = inputs(dtype)
+    flags = prefixed(entry, WAYS[way])
+    optimizer = entry.build(params, **flags)
+    train(optimizer, params, 10)
+    resumed_params = copy.deepcopy(params)
+    resumed = entry.build(resumed_params, **flags)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(optimizer, params, 10, start=10)
+    train(resumed, resumed_params, 10, start=10)
+    assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
+
+
+@pytest.mark.parametrize("measure", cprop.MEASURES)
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+def test_every_measure_in_every_way(measure, way):
+    ours, theirs = inputs(), inputs()
+    train(cprop.CPropAdam(ours, lr=0.01, cprop_measure=measure, **WAYS[way]), ours, 50)
+    train(cprop.CPropAdam(theirs, lr=0.01, cprop_measure=measure), theirs, 50)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+def test_large_tensors_are_worked_in_blocks_and_layouts_are_kept(way):
+    def params():
+        generator = torch.Generator().manual_seed(0)
+        tensors = [
+            torch.randn(700, 500, generator=generator),
+            torch.randn(500, 700, generator=generator).t(),
+            torch.randn(8, 16, 40, 40, generator=generator).to(memory_format=torch.channels_last),
+            torch.randn(3, generator=generator),
+        ]
+        return [torch.nn.Parameter(tensor) for tensor in tensors]
+
+    ours, theirs = params(), params()
+    optimizer = cprop.CPropAdam(ours, lr=0.01, **WAYS[way])
+    plain = cprop.CPropAdam(theirs, lr=0.01)
+    for step in range(5):
+        for opt, ps in ((optimizer, ours), (plain, theirs)):
+            gradients(ps, step)
+            ps[0].grad = ps[0].grad.t().contiguous().t()  # a gradient laid out unlike its parameter
+            opt.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+@pytest.mark.parametrize("native", [NATIVES[0], NATIVES[7], NATIVES[16]], ids=lambda n: n.id)
+def test_infinite_c_is_torchs_optimizer_in_every_way(native, way):
+    ours, theirs = inputs(), inputs()
+    train(native.cls(ours, **native.settings, cprop_c=math.inf, **WAYS[way]), ours, 50)
+    train(native.plain(theirs, **native.settings), theirs, 50)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=3e-6, rtol=1e-6)
+
+
+def test_written_out_normal_is_within_1e6():
+    z = torch.cat([torch.linspace(0, 8, 200_001), torch.logspace(1, 30, 100)])
+    with expanded_functions(True):
+        approximate = divided(two_sided_normal(z))
+    exact = torch.erf(z.double() / math.sqrt(2))
+    assert (approximate.double() - exact).abs().max() < 1e-6
+    assert approximate.min() >= 0
+    assert approximate.max() <= 1
+
+
+def compilations():
+    return counters["aot_autograd"]["total"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ps: cprop.CPropAdam(ps, lr=0.01, fused=True),
+        lambda ps: cprop.CPropSGD(ps, lr=0.01, momentum=0.9, fused=True),
+        lambda ps: cprop.CProp(torch.optim.Adam(ps, lr=0.01, fused=True)),
+    ],
+    ids=["CPropAdam", "CPropSGD", "CProp"],
+)
+def test_nothing_is_compiled_twice(build):
+    params = [torch.nn.Parameter(torch.randn(20, 30)), torch.nn.Parameter(torch.randn(30))]
+    optimizer = build(params)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    train(optimizer, params, 2)
+    before, graphs = compilations(), counters["stats"]["unique_graphs"]
+    for step in range(100):
+        optimizer.param_groups[0]["cprop_c"] = 1.0 + step / 50
+        optimizer.param_groups[0]["cprop_eps"] = 1e-8 * step
+        train(optimizer, params, 1, start=step)
+        scheduler.step()
+    other = [torch.nn.Parameter(torch.randn(shape)) for shape in ((7,), (3, 5, 2), (1,), (), (64, 64))]
+    train(build(other), other, 5)
+    assert compilations() == before
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_rules_trace_whole(entry):
+    """No branch on a tensor's value, and no reading of one: the rule traces with ``fullgraph=True``."""
+    if entry.id.startswith("CProp-"):
+        pytest.skip("the wrapper's two rules are traced below")
+    params = [torch.nn.Parameter(torch.randn(4))]
+    optimizer = entry.build(params, capturable=True)
+    gradients(params, 0)
+    (job,) = optimizer._jobs(params, optimizer.param_groups[0])
+    rule, flags = type(optimizer).rule, optimizer._flags(optimizer.param_groups[0])
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, h: rule(x, h, flags), fullgraph=True, backend="eager")
+    with torch.no_grad():
+        traced, direct = compiled(job.tensors, job.scalars), rule(job.tensors, job.scalars, flags)
+    for name, value in direct.items():
+        torch.testing.assert_close(traced[name], value)
+
+
+def test_capturable_keeps_counters_with_the_parameter_and_agrees():
+    ours, theirs = inputs(), inputs()
+    optimizer = cprop.CPropAdam(ours, lr=torch.tensor(0.01), capturable=True)
+    train(optimizer, ours, 100)
+    train(cprop.CPropAdam(theirs, lr=0.01), theirs, 100)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensor_learning_rate(way):
+    ours, theirs = inputs(), inputs()
+    train(cprop.CPropAdam(ours, lr=torch.tensor(0.01), **WAYS[way]), ours, 50)
+    train(cprop.CPropAdam(theirs, lr=0.01), theirs, 50)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_foreach_and_fused_exclude_each_other():
+    params = inputs()
+    gradients(params, 0)
+    with pytest.raises(RuntimeError, match="foreach=True and fused=True exclude each other: choose one"):
+        cprop.CPropSGD(params, foreach=True, fused=True).step()
+
+
+@pytest.mark.parametrize(
+    "inner", [i for i in INNERS if i.cls in (torch.optim.SGD, torch.optim.Adam)], ids=lambda i: i.id
+)
+def test_wrapper_goes_the_way_of_its_inner_optimizer(inner, monkeypatch):
+    ways = []
+
+    def run(rule, jobs, flags, way):
+        ways.append(way)
+        execution.run(rule, jobs, flags, way)
+
+    monkeypatch.setattr("cprop.optimizers.wrapper.run", run)
+    for flags, way in ((({"fused": True}), execution.Way.FUSED), ({"foreach": True}, execution.Way.FOREACH)):
+        params = inputs()
+        train(cprop.CProp(inner.cls(params, **inner.settings, **flags)), params, 1)
+        assert set(ways) == {way}
+        ways.clear()
+
+
+def test_tensor_list_falls_back_to_one_tensor_at_a_time():
+    x = TensorList([torch.tensor([1.0, -2.0]), torch.tensor([3.0])])
+    positive = x.__torch_function__(torch.gt, (), (x, 0.0))
+    assert [t.tolist() for t in torch.where(positive, x, 0.0).tensors] == [[1.0, 0.0], [3.0]]
+    assert [t.tolist() for t in (1 / x).tensors] == [[1.0, -0.5], [pytest.approx(1 / 3)]]
+    assert [t.tolist() for t in (torch.tensor(2.0) * x).tensors] == [[2.0, -4.0], [6.0]]
