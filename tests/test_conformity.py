@@ -134,8 +134,8 @@ def test_infinite_c_is_one_everywhere():
 
 def test_c_may_be_a_tensor():
     m_hat, v_hat = torch.rand(50), torch.rand(50) + 1
-    by_number = cprop.conformity_scale(m_hat, v_hat, 5.0, c=1.7)
-    assert torch.equal(by_number, cprop.conformity_scale(m_hat, v_hat, torch.tensor(5.0), c=torch.tensor(1.7)))
+    by_tensor = cprop.conformity_scale(m_hat, v_hat, torch.tensor(5.0), c=torch.tensor(1.7))
+    torch.testing.assert_close(by_tensor, cprop.conformity_scale(m_hat, v_hat, 5.0, c=1.7))
 
 
 def test_any_callable_is_a_measure():

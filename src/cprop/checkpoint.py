@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cprop.conformity import measure_name, resolve_measure
 
-__all__ = ["CheckpointError", "all_or_none", "match", "merge_settings", "read_tensor"]
+__all__ = ["CheckpointError", "all_or_none", "check_tensor", "match", "merge_settings"]
 
 
 class CheckpointError(ValueError):
@@ -52,11 +52,11 @@ def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[T
     return {params[i]: dict(entries) for i, entries in saved_state.items() if i in params}
 
 
-def read_tensor(key: str, saved: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A saved tensor, checked, and copied to where and how the optimizer keeps it.
+def check_tensor(key: str, saved: Any, shape: torch.Size) -> Tensor:
+    """A saved tensor, or number, if it is one and of the right shape.
 
     Raises:
-        CheckpointError: if it is no number or tensor, or of another shape.
+        CheckpointError: if it is not.
     """
     if isinstance(saved, int | float):
         saved = torch.tensor(float(saved))
@@ -67,8 +67,7 @@ def read_tensor(key: str, saved: Any, shape: torch.Size, dtype: torch.dtype, dev
             f"state {key!r} has shape {tuple(saved.shape)} in the checkpoint and should have {tuple(shape)}: "
             "the checkpoint is of another model, or the parameters are in another order"
         )
-    # Always a copy: training on must not write into the checkpoint that the caller holds.
-    return saved.to(device=device, dtype=dtype, copy=True)
+    return saved
 
 
 def all_or_none(saved: Mapping[str, Any], keys: tuple[str, ...]) -> None:

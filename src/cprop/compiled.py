@@ -12,16 +12,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import expanded_functions
+from cprop.arithmetic import Number, expanded_functions
+from cprop.storage import BLOCK, is_quantised, load, store
 
-__all__ = ["Kernel", "kernel", "number_dtype", "pack"]
+__all__ = ["PARAM", "Call", "Kernel", "inputs", "kernel", "number_dtype", "pack"]
+
+PARAM: Final = "param"
+"""The name under which a rule finds the parameter itself."""
 
 Kernel = Callable[..., object]
+
+
+class Call(NamedTuple):
+    """What a kernel is told besides its tensors: a rule's scalars, and the number of the step."""
+
+    scalars: Any
+    t: Number
+
 
 _TRACING_LENGTH: Final = 1 << 20
 """Long enough for Inductor to decide that the loop is worth two threads."""
@@ -64,9 +76,9 @@ def unflatten(numbers: Sequence[Any], structure: tuple[Any, ...]) -> Any:
     return fill(structure)
 
 
-def pack(scalars: Any, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[Any, ...]]:
-    """The numbers of nested named tuples as one small tensor, and their structure."""
-    numbers, structure = flatten(scalars)
+def pack(call: Call, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[Any, ...]]:
+    """The numbers of a call as one small tensor, and their structure."""
+    numbers, structure = flatten(call)
     if any(isinstance(number, Tensor) for number in numbers):
         return torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers]), structure
     return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True), structure
@@ -97,20 +109,71 @@ def kernel(
     import torch._inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def run(*inputs: Tensor) -> tuple[()]:
-        *vectors, numbers = inputs
-        stored: Mapping[str, Tensor] = dict(zip(names, vectors, strict=True))
-        working = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in stored.items()}
-        for name, updated in rule(working, unflatten(numbers.unbind(), structure), flags).items():
-            stored[name].copy_(updated)
+    def run(*arguments: Tensor) -> tuple[()]:
+        *pieces, numbers = arguments
+        stored = assemble(dict(zip(names, pieces, strict=True)))
+        call: Call = unflatten(numbers.unbind(), structure)
+        working = {name: load(tensor) for name, tensor in stored.items()}
+        for name, updated in rule(working, call.scalars, flags).items():
+            if name == PARAM:
+                stored[name].copy_(updated)
+            else:
+                store(stored[name], updated, call.t)
         return ()
 
-    example: list[Any] = [torch.empty(_TRACING_LENGTH, dtype=dtype, device=device) for dtype in dtypes]
+    example: list[Any] = [
+        example_input(name, dtype, device, quantised=any(QUANTISED in n for n in names))
+        for name, dtype in zip(names, dtypes, strict=True)
+    ]
     example.append(torch.empty(count, dtype=number_dtype(dtypes), device=device))
     expand = device.type == "cpu" and number_dtype(dtypes) == torch.float32
     with torch.no_grad(), expanded_functions(expand):
         graph = make_fx(run, tracing_mode="symbolic")(*example)
         return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=_OPTIONS)
+
+
+QUANTISED: Final = "/"
+"""What stands between the name of a quantised tensor and the name of a part of it."""
+
+
+def inputs(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of which some are quantised, in rows of one block: those as they are, and these in parts."""
+    views: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if is_quantised(local):
+            kind = "signed" if local.signed else "unsigned"
+            parts = {"codes": local.codes.view(-1, BLOCK), "scale": local.scale, "qmap": local.qmap}
+            views |= {f"{name}{QUANTISED}{kind}{QUANTISED}{part}": x for part, x in parts.items()}
+        else:
+            views[name] = local.view(-1, BLOCK)
+    return views
+
+
+def assemble(views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that :func:`inputs` took apart."""
+    tensors: dict[str, Tensor] = {}
+    for key, view in views.items():
+        name, _, rest = key.partition(QUANTISED)
+        kind, _, part = rest.partition(QUANTISED)
+        if not part:
+            tensors[name] = view
+        elif part == "codes":
+            from torchao.optim.subclass_8bit import OptimState8bit
+
+            prefix = f"{name}{QUANTISED}{kind}{QUANTISED}"
+            parts = (view, views[f"{prefix}scale"], views[f"{prefix}qmap"])
+            tensors[name] = OptimState8bit(*parts, kind == "signed", dtype=torch.float32)
+    return tensors
+
+
+def example_input(name: str, dtype: torch.dtype, device: torch.device, quantised: bool) -> Tensor:
+    """A tensor of the kind that a kernel will be given under a name."""
+    part = name.rpartition(QUANTISED)[2]
+    rows = _TRACING_LENGTH // BLOCK
+    shape: tuple[int, ...] = (rows, BLOCK) if quantised else (_TRACING_LENGTH,)
+    shape = {"scale": (rows,), "qmap": (256,)}.get(part, shape) if QUANTISED in name else shape
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def number_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:

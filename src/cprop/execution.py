@@ -17,20 +17,27 @@ from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from cprop import compiled
+from cprop.arithmetic import Number
+from cprop.compiled import PARAM
+from cprop.storage import is_quantised, load, store
 from cprop.tensor_list import TensorList
 
-__all__ = ["Job", "Rule", "Way", "choose", "run"]
+__all__ = ["GRAD", "PARAM", "Job", "Rule", "Way", "choose", "run"]
 
 _PLAIN: Final = (Tensor, torch.nn.Parameter)
 
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
 
+GRAD: Final = "grad"
+
+
 class Job(NamedTuple):
-    """One parameter's share of a step: its tensors by name, and the scalars of this step."""
+    """One parameter's share of a step: its tensors by name, the scalars of this step, and its number."""
 
     tensors: Mapping[str, Tensor]
     scalars: Any
+    t: Number
 
 
 class Way(Enum):
@@ -72,11 +79,6 @@ def elements(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def arithmetic_dtype(tensor: Tensor) -> torch.dtype:
-    """Float32, or float64 where the tensor is: half precision is a format to store in."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
 def vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently."""
     views = {}
@@ -112,9 +114,17 @@ def run_tensor_by_tensor(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule on one parameter after the other: the readable truth."""
     for job in jobs:
         stored = {name: elements(tensor) for name, tensor in job.tensors.items()}
-        working = {name: tensor.to(arithmetic_dtype(tensor)) for name, tensor in stored.items()}
+        working = {name: load(tensor) for name, tensor in stored.items()}
         for name, updated in rule(working, job.scalars, flags).items():
-            stored[name].copy_(updated)
+            write(name, stored[name], updated, job.t)
+
+
+def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
+    """Write a result in place: a parameter as torch would round it, state as its format wants."""
+    if name == PARAM:
+        stored.copy_(updated)
+    else:
+        store(stored, updated, t)
 
 
 BLOCK: Final = 1 << 17
@@ -123,30 +133,40 @@ BLOCK: Final = 1 << 17
 
 def run_foreach(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule on lists of tensors; on a CPU, on lists of blocks that the cache can hold."""
-    for scalars, batch in batches(jobs):
-        names = list(batch[0])
-        stored = {name: [tensors[name] for tensors in batch] for name in names}
-        working = {name: TensorList([x.to(arithmetic_dtype(x)) for x in stored[name]]) for name in names}
+    run_tensor_by_tensor(rule, [job for job in jobs if has_quantised(job)], flags)
+    for job, batch in batches([job for job in jobs if not has_quantised(job)]):
+        stored = {name: [tensors[name] for tensors in batch] for name in batch[0]}
+        working = {name: TensorList([load(x) for x in tensors]) for name, tensors in stored.items()}
         # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
-        for name, updated in rule(cast("Mapping[str, Tensor]", working), scalars, flags).items():
-            torch._foreach_copy_(stored[name], cast("TensorList", updated).tensors)
+        for name, updated in rule(cast("Mapping[str, Tensor]", working), job.scalars, flags).items():
+            results = cast("TensorList", updated).tensors
+            if stored[name][0].dtype == results[0].dtype:
+                torch._foreach_copy_(stored[name], results)
+            else:
+                for tensor, result in zip(stored[name], results, strict=True):
+                    write(name, tensor, result, job.t)
 
 
-def batches(jobs: Sequence[Job]) -> Iterator[tuple[Any, list[dict[str, Tensor]]]]:
-    """Jobs that have their scalars, devices and dtypes in common, cut into blocks on a CPU."""
+def has_quantised(job: Job) -> bool:
+    """Whether any of a job's tensors is torchao's, sharded or not."""
+    return any(is_quantised(elements(tensor)) for tensor in job.tensors.values())
+
+
+def batches(jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Tensor]]]]:
+    """Tensors that have scalars, devices and dtypes in common, cut into blocks on a CPU, with one job of theirs."""
     alike: defaultdict[Any, list[dict[str, Tensor]]] = defaultdict(list)
-    scalars: dict[Any, Any] = {}
+    examples: dict[Any, Job] = {}
     for job in jobs:
         tensors = vectors(job.tensors)
         if tensors is None:
             tensors = {name: elements(tensor) for name, tensor in job.tensors.items()}
         kinds = tuple((name, x.dtype, x.device) for name, x in tensors.items())
         key = (kinds, id(job.scalars))
-        scalars[key] = job.scalars
+        examples[key] = job
         alike[key].append(tensors)
     for key, group in alike.items():
         if next(iter(group[0].values())).device.type != "cpu":
-            yield scalars[key], group
+            yield examples[key], group
             continue
         batch: list[dict[str, Tensor]] = []
         room = BLOCK
@@ -154,11 +174,11 @@ def batches(jobs: Sequence[Job]) -> Iterator[tuple[Any, list[dict[str, Tensor]]]
             for block in blocks(tensors):
                 size = next(iter(block.values())).numel()
                 if batch and size > room:
-                    yield scalars[key], batch
+                    yield examples[key], batch
                     batch, room = [], BLOCK
                 batch.append(block)
                 room -= size
-        yield scalars[key], batch
+        yield examples[key], batch
 
 
 def blocks(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -176,16 +196,16 @@ def run_fused(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule as one compiled kernel a parameter."""
     kernels: dict[Any, tuple[compiled.Kernel, Tensor]] = {}
     for job in jobs:
-        tensors = vectors(job.tensors)
-        if tensors is None:
+        inputs = compiled.inputs(job.tensors) if has_quantised(job) else vectors(job.tensors)
+        if inputs is None:
             run_tensor_by_tensor(rule, [job], flags)
             continue
-        views = tuple(tensors.values())
+        views = tuple(inputs.values())
         device = views[0].device
-        key = (id(job.scalars), tuple(tensors), tuple([view.dtype for view in views]), device)
+        key = (id(job.scalars), tuple(inputs), tuple([view.dtype for view in views]), device)
         if key not in kernels:
             _, names, dtypes, _ = key
-            numbers, structure = compiled.pack(job.scalars, compiled.number_dtype(dtypes), device)
+            numbers, structure = compiled.pack(compiled.Call(job.scalars, job.t), compiled.number_dtype(dtypes), device)
             kernel = compiled.kernel(rule, flags, structure, len(numbers), names, dtypes, device)
             kernels[key] = kernel, numbers
         kernel, numbers = kernels[key]

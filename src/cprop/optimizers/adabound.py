@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Number, add, clamp
+from cprop.execution import PARAM
 from cprop.moments import StatisticsScalars
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
 from cprop.optimizers.base import (
-    PARAM,
     Options,
     check_betas,
     check_lr,

@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Divisor, Factor, Number, add, addcdiv, divide, one_minus_power
 from cprop.conformity import Measure
+from cprop.execution import GRAD, PARAM
 from cprop.moments import (
     MEAN_SQUARE,
     StatisticsScalars,
@@ -20,8 +21,6 @@ from cprop.moments import (
     scale_from,
 )
 from cprop.optimizers.base import (
-    GRAD,
-    PARAM,
     NativeOptimizer,
     Options,
     check_betas,

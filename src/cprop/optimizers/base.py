@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from cprop import checkpoint
 from cprop.arithmetic import Number, divided
 from cprop.conformity import Measure, measure_name, needs_mean_abs, resolve_measure
-from cprop.execution import Job, arithmetic_dtype, choose, run
+from cprop.execution import GRAD, PARAM, Job, choose, run
 from cprop.moments import (
     MEAN,
     MEAN_ABS,
@@ -25,11 +25,10 @@ from cprop.moments import (
     scale_from,
     statistics_scalars,
 )
+from cprop.storage import FORMATS, allocate, load, restore
 
 __all__ = ["ConformityOptimizer", "NativeOptimizer", "Settings"]
 
-PARAM: Final = "param"
-GRAD: Final = "grad"
 COUNTERS: Final = ("step", STEP)
 STATISTICS: Final = (STEP, MEAN, MEAN_SQUARE, MEAN_ABS)
 
@@ -41,6 +40,7 @@ class Settings(NamedTuple):
     cprop_c: float = 1.0
     cprop_eps: float = 1e-8
     cprop_measure: str | Measure = "normal"
+    cprop_state_dtype: str = "float32"
 
     def check(self) -> Settings:
         """Return the settings, or say which one is wrong and how to mend it."""
@@ -57,6 +57,10 @@ class Settings(NamedTuple):
             0.0 <= self.cprop_eps < math.inf,
             f"invalid cprop_eps {self.cprop_eps}: it must lie in [0, inf); 1e-8 is the paper's, 0 makes the scale "
             "independent of the gradients' size",
+        )
+        require(
+            self.cprop_state_dtype in FORMATS,
+            f"invalid cprop_state_dtype {self.cprop_state_dtype!r}: choose one of {', '.join(map(repr, FORMATS))}",
         )
         resolve_measure(self.cprop_measure)
         return self
@@ -76,6 +80,7 @@ class Options(TypedDict, total=False):
     cprop_c: float
     cprop_eps: float
     cprop_measure: str | Measure
+    cprop_state_dtype: str
 
 
 def complete(options: Options) -> dict[str, Any]:
@@ -159,7 +164,7 @@ class ConformityOptimizer(Optimizer):
 
     @torch.no_grad()
     def _scale(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-        tensors = {key: torch.view_as_real(x) if x.is_complex() else x for key, x in tensors_of(state).items()}
+        tensors = {key: load(torch.view_as_real(x) if x.is_complex() else x) for key, x in tensors_of(state).items()}
         h = self._statistics_scalars(state, group)
         self._ensure_mean_abs(tensors, group, h)
         square = self._square_key(state)
@@ -182,7 +187,7 @@ class ConformityOptimizer(Optimizer):
         forgets the difference within the horizon.
         """
         if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
-            v_hat = state[self._square_key(state)] / h.corrections.b_v
+            v_hat = load(state[self._square_key(state)]) / h.corrections.b_v
             state[MEAN_ABS] = v_hat.sqrt() * h.corrections.b
 
     def _refuse_sparse_gradients(self) -> None:
@@ -226,9 +231,13 @@ def name_measures(state_dict: dict[str, Any]) -> dict[str, Any]:
     return state_dict
 
 
-def new_state(p: Tensor) -> Tensor:
-    """A zero tensor laid out and sharded like a parameter, in float32 or wider."""
-    return torch.zeros_like(p, dtype=arithmetic_dtype(p), memory_format=torch.preserve_format)
+UNSIGNED: Final = (MEAN_SQUARE, MEAN_ABS, "exp_avg_sq", "max_exp_avg_sq", "square_avg")
+"""State that is never negative, which eight bits hold with twice the precision."""
+
+
+def new_state(p: Tensor, group: Mapping[str, Any], key: str) -> Tensor:
+    """Zero state under a key, laid out and sharded like a parameter, in the group's format."""
+    return allocate(p, group["cprop_state_dtype"], signed=key not in UNSIGNED)
 
 
 def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -240,8 +249,9 @@ def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Ten
     """A saved counter or state tensor, as :func:`new_counter` or :func:`new_state` would make it."""
     if key in COUNTERS:
         counter = new_counter(p, group)
-        return checkpoint.read_tensor(key, saved, counter.shape, counter.dtype, counter.device)
-    return checkpoint.read_tensor(key, saved, p.shape, arithmetic_dtype(p), p.device)
+        return counter.copy_(checkpoint.check_tensor(key, saved, counter.shape))
+    tensor = checkpoint.check_tensor(key, saved, p.shape)
+    return restore(tensor, p, group["cprop_state_dtype"], signed=key not in UNSIGNED)
 
 
 def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -331,7 +341,7 @@ class NativeOptimizer(ConformityOptimizer):
                 scalars[key] = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
             if needs_abs:
                 self._ensure_mean_abs(state, group, self._statistics_scalars(state, group))
-            jobs.append(Job({PARAM: p, GRAD: cast("Tensor", p.grad), **tensors_of(state)}, scalars[key]))
+            jobs.append(Job({PARAM: p, GRAD: cast("Tensor", p.grad), **tensors_of(state)}, scalars[key], own_t))
         return jobs
 
     def _prepare(self, p: Tensor, group: Mapping[str, Any], keys: tuple[str, ...], shared: bool) -> bool:
@@ -340,17 +350,18 @@ class NativeOptimizer(ConformityOptimizer):
         fresh = False
         for key in keys:
             if key not in state:
-                state[key] = new_state(p)
+                state[key] = new_state(p, group, key)
                 fresh = True
         if self.counts_steps and "step" not in state:
             state["step"] = new_counter(p, group)
         if STEP not in state:
             state[STEP] = new_counter(p, group)
-            state.update({key: new_state(p) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
+            state.update({key: new_state(p, group, key) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
             # The two mean squares came apart in mid-training; ours goes on from where they parted.
             k = self._statistics_scalars(state, group).corrections
-            state[MEAN_SQUARE] = state[self.shared_square] * (k.b / k.b_v)
+            state[MEAN_SQUARE] = new_state(p, group, MEAN_SQUARE)
+            state[MEAN_SQUARE].copy_(load(state[self.shared_square]) * (k.b / k.b_v))
         return fresh
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:

@@ -10,10 +10,9 @@ from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Number, add
 from cprop.conformity import Measure
+from cprop.execution import GRAD, PARAM
 from cprop.moments import StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
-    GRAD,
-    PARAM,
     NativeOptimizer,
     Options,
     check_lr,

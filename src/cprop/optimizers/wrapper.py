@@ -17,13 +17,12 @@ from torch.optim.optimizer import ParamsT
 from cprop import checkpoint
 from cprop.arithmetic import divided
 from cprop.conformity import Measure
-from cprop.execution import Job, Way, choose, run
+from cprop.execution import GRAD, PARAM, Job, Way, choose, run
 from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
-    GRAD,
-    PARAM,
     ConformityOptimizer,
     Settings,
+    count,
     name_measures,
     new_counter,
     new_state,
@@ -80,11 +79,12 @@ class CProp(ConformityOptimizer):
         eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
             gradients are below about 1e-6.
         measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+        state_dtype: ``"float32"``, ``"bfloat16"``, or ``"8bit"`` (needs torchao): how the statistics are stored.
         foreach: run CProp's part over lists of tensors; by default, as the inner optimizer's group says.
         fused: run CProp's part as compiled kernels; by default, as the inner optimizer's group says.
 
-    These stand in every param group as ``cprop_beta``, ``cprop_c``, ``cprop_eps`` and
-    ``cprop_measure``; a group that has them already keeps its own.
+    These stand in every param group with the prefix ``cprop_``; a group that has one already keeps
+    its own.
 
     Example:
         >>> import torch, cprop
@@ -110,12 +110,13 @@ class CProp(ConformityOptimizer):
         eps: float = 1e-8,
         measure: str | Measure = "normal",
         *,
+        state_dtype: str = "float32",
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
         refuse_unsuitable(optimizer)
         settings = {
-            **Settings(beta, c, eps, measure).check()._asdict(),
+            **Settings(beta, c, eps, measure, state_dtype).check()._asdict(),
             "cprop_foreach": foreach,
             "cprop_fused": fused,
         }
@@ -208,6 +209,7 @@ class CProp(ConformityOptimizer):
                 Job(
                     {PARAM: p, SNAPSHOT: snapshot[p], **own_tensors(self.state[p])},
                     self._statistics_scalars(self.state[p], group),
+                    count(self.state[p][STEP], group),
                 )
                 for p in params
             ]
@@ -241,7 +243,7 @@ class CProp(ConformityOptimizer):
         h = self._statistics_scalars(own, group)
         self._ensure_mean_abs(own, group, h)
         assert p.grad is not None
-        return Job({GRAD: p.grad, **own_tensors(own)}, h)
+        return Job({GRAD: p.grad, **own_tensors(own)}, h, count(own[STEP], group))
 
     @contextmanager
     def _statistics(self) -> Iterator[Mapping[Tensor, dict[str, Any]]]:
@@ -292,7 +294,7 @@ class CProp(ConformityOptimizer):
 
 def empty_statistics(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     """Statistics that have not seen a gradient."""
-    return {STEP: new_counter(p, group), MEAN: new_state(p), MEAN_SQUARE: new_state(p)}
+    return {STEP: new_counter(p, group)} | {key: new_state(p, group, key) for key in (MEAN, MEAN_SQUARE)}
 
 
 def own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -336,13 +338,22 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
         cprop_c: float = 1.0,
         cprop_eps: float = 1e-8,
         cprop_measure: str | Measure = "normal",
+        cprop_state_dtype: str = "float32",
         cprop_foreach: bool | None = None,
         cprop_fused: bool | None = None,
         **kwargs: Any,
     ) -> None:
         inner = optimizer_class(params, *args, **kwargs)
         CProp.__init__(
-            self, inner, cprop_beta, cprop_c, cprop_eps, cprop_measure, foreach=cprop_foreach, fused=cprop_fused
+            self,
+            inner,
+            cprop_beta,
+            cprop_c,
+            cprop_eps,
+            cprop_measure,
+            state_dtype=cprop_state_dtype,
+            foreach=cprop_foreach,
+            fused=cprop_fused,
         )
 
     name = f"CPropAround{optimizer_class.__name__}"

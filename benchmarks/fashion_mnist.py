@@ -1,0 +1,68 @@
+"""The paper's fully-connected network on Fashion-MNIST, for the measurements that need real training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+BATCH = 32
+
+
+def training_images(data: Path | None) -> tuple[Tensor, Tensor]:
+    """The 60,000 training images as vectors in [0, 1], and their labels.
+
+    Args:
+        data: a folder that holds ``fashion_mnist``; without one, the environment variable
+            ``CPROP_LAB_DATA``, and without that the public data set.
+    """
+    from datasets import load_dataset
+
+    root = data or (Path(os.environ["CPROP_LAB_DATA"]) if "CPROP_LAB_DATA" in os.environ else None)
+    source = str(root / "fashion_mnist") if root else "zalando-datasets/fashion_mnist"
+    split = load_dataset(source, split="train").with_format("numpy")
+    images = torch.from_numpy(np.stack(split["image"])).float().div_(255).flatten(1)
+    return images, torch.from_numpy(np.asarray(split["label"])).long()
+
+
+def network(seed: int) -> nn.Sequential:
+    """784-300-100-10 with ReLU (the paper's appendix A.1)."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+class Training:
+    """One training run that can be advanced in stretches, with the seconds that its steps took."""
+
+    def __init__(self, images: Tensor, labels: Tensor, seed: int, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+        self.images, self.labels = images, labels
+        self.model = network(seed)
+        self.optimizer = make(self.model.parameters())
+        self.order = torch.Generator().manual_seed(seed)
+        self.iterations, self.seconds = 0, 0.0
+        self.curve: list[tuple[int, float, float]] = []
+
+    def advance(self, iterations: int) -> None:
+        """Train on, and note the loss over all training images; the note is not timed."""
+        batches = torch.randint(0, len(self.images), (iterations, BATCH), generator=self.order)
+        start = time.perf_counter()
+        for batch in batches:
+            loss = nn.functional.cross_entropy(self.model(self.images[batch]), self.labels[batch])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        self.seconds += time.perf_counter() - start
+        self.iterations += iterations
+        with torch.no_grad():
+            full = nn.functional.cross_entropy(self.model(self.images), self.labels).item()
+        self.curve.append((self.iterations, self.seconds, full))
+
+    def loss(self, points: int = 4) -> float:
+        """The mean of the last few notes: single ones jump about."""
+        return sum(loss for *_, loss in self.curve[-points:]) / len(self.curve[-points:])

@@ -1,0 +1,132 @@
+"""How state is stored between steps: in float32, in bfloat16, or in eight bits by way of torchao.
+
+A rule computes in float32 whatever the format: :func:`load` brings stored state there, and
+:func:`store` takes it back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cprop.arithmetic import Number
+
+__all__ = ["FORMATS", "allocate", "is_quantised", "load", "restore", "store"]
+
+FLOAT32: Final = "float32"
+BFLOAT16: Final = "bfloat16"
+EIGHT_BIT: Final = "8bit"
+FORMATS: Final = (FLOAT32, BFLOAT16, EIGHT_BIT)
+
+BLOCK: Final = 256
+"""Elements that share a scale in eight bits, as in torchao's own optimizers."""
+
+
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32, or float64 where the dtype is: half precision is a format to store in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def allocate(p: Tensor, storage: str, signed: bool = True) -> Tensor:
+    """Zero state laid out and sharded like a parameter.
+
+    Args:
+        p: the parameter.
+        storage: one of ``FORMATS``. Float32 means float64 for parameters in float64. What eight bits
+            cannot hold in whole blocks, biases for the most part, stays in float32.
+        signed: whether the state may be negative.
+    """
+    if storage == EIGHT_BIT and fits_eight_bits(p):
+        return eight_bit_zeros(p, signed)
+    return torch.zeros_like(p, dtype=plain_dtype(p, storage), memory_format=torch.preserve_format)
+
+
+def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tensor:
+    """Saved state in a format, a copy always: training on must not write into a checkpoint.
+
+    The same format comes back to the bit; another one is converted.
+    """
+    if storage == EIGHT_BIT and fits_eight_bits(p):
+        return eight_bit_zeros(p, signed).copy_(saved)
+    plain = load(saved) if is_quantised(saved) else saved
+    return plain.to(device=p.device, dtype=plain_dtype(p, storage), copy=True)
+
+
+def plain_dtype(p: Tensor, storage: str) -> torch.dtype:
+    """The dtype of state that is not quantised."""
+    return torch.bfloat16 if storage == BFLOAT16 else arithmetic_dtype(p.dtype)
+
+
+def fits_eight_bits(p: Tensor) -> bool:
+    """Whether a parameter is worth quantising, and can be: in whole blocks on every rank."""
+    local = p.to_local() if hasattr(p, "to_local") else p
+    return local.numel() >= 4096 and local.numel() % BLOCK == 0 and local.is_contiguous() and not local.is_complex()
+
+
+def eight_bit_zeros(p: Tensor, signed: bool) -> Tensor:
+    """Torchao's block-wise quantised state."""
+    try:
+        from torchao.optim.subclass_8bit import OptimState8bit
+    except ImportError as error:
+        raise ImportError("cprop_state_dtype='8bit' needs torchao: pip install 'cprop[lean]'") from error
+    local = p.to_local() if hasattr(p, "to_local") else p
+    state: Tensor = OptimState8bit.zeros(local.shape, signed, BLOCK, local.device, torch.float32)
+    if local is not p:
+        from torch.distributed.tensor import DTensor
+
+        sharded: Any = p
+        return DTensor.from_local(
+            state, sharded.device_mesh, sharded.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
+    return state
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a tensor is torchao's, without asking torchao."""
+    return type(tensor).__name__ == "OptimState8bit"
+
+
+def load(stored: Tensor) -> Tensor:
+    """Stored state in the precision that rules compute in."""
+    return stored.dequantize() if is_quantised(stored) else stored.to(arithmetic_dtype(stored.dtype))
+
+
+def store(stored: Tensor, updated: Tensor, t: Number) -> None:
+    """Write state back, rounding to bfloat16 at random: up or down, in proportion to the distances.
+
+    To the nearest would not do: of a mean that moves by a thousandth of the difference each step,
+    bfloat16 keeps two to three digits, and would round every step away.
+    """
+    if stored.dtype == torch.bfloat16:
+        updated = round_stochastically(updated, t)
+    stored.copy_(updated)
+
+
+def round_stochastically(x: Tensor, t: Number) -> Tensor:
+    r"""Float32 to bfloat16, rounded up with the probability of the part that is cut off.
+
+    The random bits are a hash of the number itself and of the step. So there is no generator whose
+    state would have to be saved; a resumed run rounds as an unbroken one, and a shard as the whole.
+
+    Args:
+        x: float32 numbers.
+        t: the step; the same number is rounded another way at another step.
+
+    Example:
+        >>> x = torch.tensor([1.001])                     # between 1 and 1 + 2**-7
+        >>> rounded = torch.cat([round_stochastically(x, float(t)) for t in range(4000)])
+        >>> rounded.unique().tolist(), round(rounded.float().mean().item(), 3)
+        ([1.0, 1.0078125], 1.001)
+    """
+    bits = x.view(torch.int32)
+    step = t.to(torch.int32) if isinstance(t, Tensor) else int(t) & 0x7FFFFFFF
+    h = mix(mix(bits + step * 40503) + step)
+    return ((bits + (h & 0xFFFF)) & -0x10000).view(torch.float32).to(torch.bfloat16)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Scatter the bits of an integer over all of it."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x45D9F3B
+    return x ^ ((x >> 15) & 0x1FFFF)

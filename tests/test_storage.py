@@ -1,0 +1,179 @@
+"""Lean state: bfloat16 and eight bits hold what float32 holds, nearly."""
+
+import copy
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+from table import TABLE, gradients, inputs, train
+
+import cprop
+from cprop.storage import round_stochastically
+
+WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def large(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in ((64, 128), (128,), (4096,))]
+
+
+def bytes_per_parameter(optimizer, params):
+    def size(x):
+        if hasattr(x, "__tensor_flatten__"):
+            return sum(size(getattr(x, name)) for name in x.__tensor_flatten__()[0])
+        return x.numel() * x.element_size()
+
+    held = sum(size(x) for p in params for key, x in optimizer.state[p].items() if "step" not in key)
+    return held / sum(p.numel() for p in params)
+
+
+@pytest.mark.parametrize(("storage", "limit"), [("float32", 12.0), ("bfloat16", 6.0), ("8bit", 3.2)])
+def test_bytes_of_state(storage, limit):
+    params = [torch.nn.Parameter(torch.randn(512, 1024))]
+    optimizer = cprop.CPropAdam(params, cprop_state_dtype=storage)
+    train(optimizer, params, 1)
+    assert bytes_per_parameter(optimizer, params) <= limit
+    assert bytes_per_parameter(optimizer, params) > 0.9 * limit
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CPropSGD], ids=lambda cls: cls.__name__)
+def test_lean_state_goes_about_where_float32_goes(build, storage, way):
+    ours, theirs, still = large(), large(), large()
+    train(build(ours, lr=0.01, cprop_state_dtype=storage, **WAYS[way]), ours, 100)
+    train(build(theirs, lr=0.01), theirs, 100)
+    for a, b, start in zip(ours, theirs, still, strict=True):
+        assert (a - b).norm() < 0.15 * (b - start).norm()
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
+def test_the_ways_agree_in_every_format(storage, way):
+    """The random bits are a hash of the number: a number that differs in its last digit is rounded another way."""
+    ours, theirs, still = large(), large(), large()
+    train(cprop.CPropAdam(ours, lr=0.01, cprop_state_dtype=storage, **WAYS[way]), ours, 20)
+    train(cprop.CPropAdam(theirs, lr=0.01, cprop_state_dtype=storage), theirs, 20)
+    for a, b, start in zip(ours, theirs, still, strict=True):
+        assert (a - b).norm() < 0.05 * (b - start).norm()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
+@pytest.mark.parametrize("entry", [e for e in TABLE if e.id in ("CPropAdam", "CProp-Adamax")], ids=lambda e: e.id)
+def test_lean_state_resumes_to_the_bit(entry, storage, way):
+    wrapper = entry.id.startswith("CProp-")
+    flags = {f"cprop_{k}" if wrapper else k: v for k, v in WAYS[way].items()}
+    params = large()
+    optimizer = entry.build(params, cprop_state_dtype=storage, **flags)
+    train(optimizer, params, 10)
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    resumed_params = copy.deepcopy(params)
+    resumed = entry.build(resumed_params, cprop_state_dtype=storage, **flags)
+    resumed.load_state_dict(torch.load(buffer, weights_only=True))
+    train(optimizer, params, 10, start=10)
+    train(resumed, resumed_params, 10, start=10)
+    assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
+
+
+@pytest.mark.parametrize("before", ["float32", "bfloat16", "8bit"])
+@pytest.mark.parametrize("after", ["float32", "bfloat16", "8bit"])
+def test_a_checkpoint_may_change_its_format(before, after):
+    params = large()
+    optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype=before)
+    train(optimizer, params, 10)
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        group["cprop_state_dtype"] = after
+    fresh = copy.deepcopy(params)
+    converted = cprop.CPropAdam(fresh, lr=0.01)
+    converted.load_state_dict(saved)
+    for (_, a), (_, b) in zip(optimizer.scales(), converted.scales(), strict=True):
+        assert (a - b).abs().mean() < 0.05
+    train(converted, fresh, 2, start=10)
+
+
+def test_bfloat16_state_follows_a_mean_that_nearest_rounding_would_lose():
+    w = torch.nn.Parameter(torch.zeros(4096))
+    optimizer = cprop.CPropSGD([w], lr=0.0, cprop_state_dtype="bfloat16")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3000):
+        w.grad = 1 + 0.1 * torch.randn(4096, generator=generator)
+        optimizer.step()
+    mean = optimizer.state[w]["cprop_m"].float().mean().item()
+    assert mean == pytest.approx(1 - 0.999**3000, rel=5e-3)
+    # Rounded to nearest, it stops where a thousandth of the distance is half a unit in the last place.
+    nearest = torch.zeros(4096, dtype=torch.bfloat16)
+    for _ in range(3000):
+        nearest = (nearest.float() + 0.001 * (1 - nearest.float())).bfloat16()
+    assert nearest.float().mean() < 0.6
+
+
+def test_stochastic_rounding_is_unbiased_and_leaves_exact_numbers_alone():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(10_000, generator=generator)
+    mean = torch.stack([round_stochastically(x, float(t)).float() for t in range(400)]).mean(0)
+    unit = x.abs() * 2**-8
+    assert ((mean - x) / unit).mean().abs() < 2e-3
+    assert ((mean - x) / unit).abs().max() < 0.25
+    exact = x.bfloat16().float()
+    assert torch.equal(round_stochastically(exact, 7.0).float(), exact)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf])
+    assert torch.equal(round_stochastically(special, 3.0).float(), special)
+    assert round_stochastically(torch.tensor([torch.nan]), 3.0).isnan().all()
+
+
+def test_the_wrapper_keeps_only_its_own_state_lean():
+    params = large()
+    optimizer = cprop.CProp(torch.optim.Adam(params, lr=0.01), state_dtype="bfloat16")
+    train(optimizer, params, 2)
+    state = optimizer.state[params[0]]
+    assert state["cprop_m"].dtype == state["cprop_v"].dtype == torch.bfloat16
+    assert state["exp_avg"].dtype == torch.float32
+
+
+def test_eight_bits_leave_small_and_odd_tensors_in_float32():
+    params = inputs()
+    optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype="8bit")
+    train(optimizer, params, 3)
+    assert all(optimizer.state[p]["cprop_m"].dtype == torch.float32 for p in params)
+
+
+def test_unknown_format_is_refused():
+    with pytest.raises(
+        ValueError, match=r"invalid cprop_state_dtype 'int4': choose one of 'float32', 'bfloat16', '8bit'"
+    ):
+        cprop.CPropAdam(inputs(), cprop_state_dtype="int4")
+
+
+WITHOUT_TORCHAO = """
+import sys
+sys.modules["torchao"] = None
+import torch, cprop
+w = torch.nn.Parameter(torch.zeros(64, 64)); w.grad = torch.ones(64, 64)
+try:
+    cprop.CPropAdam([w], cprop_state_dtype="8bit").step()
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_eight_bits_without_torchao_say_what_to_install():
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCHAO], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert result.stdout == "cprop_state_dtype='8bit' needs torchao: pip install 'cprop[lean]'\n"
+
+
+def test_gradients_in_half_precision_with_lean_state():
+    params = [torch.nn.Parameter(p.detach().bfloat16()) for p in large()]
+    optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype="bfloat16", fused=True)
+    for step in range(5):
+        gradients(params, step)
+        optimizer.step()
+    assert all(p.dtype == torch.bfloat16 and torch.isfinite(p).all() for p in params)
