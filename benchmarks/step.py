@@ -67,14 +67,16 @@ class Bare:
     def __init__(self, params: list[Tensor], names: tuple[str, ...]) -> None:
         self.params, self.names = params, names
         self.state = {p: {name: torch.zeros_like(p) for name in names[1:]} for p in params}
-        self.numbers, self.structure = compiled.pack(Amount(0.0), torch.float32, torch.device("cpu"))
+        self.numbers, self.structure = compiled.pack(
+            compiled.Call(Amount(0.0), t=1.0), torch.float32, torch.device("cpu")
+        )
 
     @torch.no_grad()
     def step(self) -> None:
         """Move the bytes."""
         dtypes = (torch.float32,) * (len(self.names) + 1)
         kernel = compiled.kernel(
-            bare, self.names, self.structure, 1, ("grad", *self.names), dtypes, torch.device("cpu")
+            bare, self.names, self.structure, len(self.numbers), ("grad", *self.names), dtypes, torch.device("cpu")
         )
         for p in self.params:
             assert p.grad is not None
@@ -283,10 +285,18 @@ def main() -> None:
     for shape in arguments.shapes:
         count = sum(map(math.prod, SHAPES[shape]()))
         names = [name for name in ROWS if count < LARGE or name in FEW]
+        if len(set(SHAPES[shape]())) > 10:
+            # It compiles a kernel for every shape, a quarter of a minute each.
+            names = [name for name in names if "torchao" not in name]
         if arguments.only:
             names = [name for name in names if name == REFERENCE or any(text in name for text in arguments.only)]
         rows += measure(shape, arguments.rounds if count < LARGE else max(arguments.rounds // 3, 5), names)
         show([row for row in rows if row.shape == shape], console)
+        save(arguments, rows)
+
+
+def save(arguments: argparse.Namespace, rows: list[Row]) -> None:
+    """Write what has been measured so far."""
     if arguments.json:
         machine = {
             "cpu": platform.processor() or platform.machine(),

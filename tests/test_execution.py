@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 import cprop
 from cprop import execution
 from cprop.arithmetic import divided, expanded_functions, two_sided_normal
+from cprop.moments import statistics_scalars
+from cprop.optimizers import wrapper
 from cprop.tensor_list import TensorList
 
 WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -149,7 +151,7 @@ def test_nothing_is_compiled_twice(build):
 def test_rules_trace_whole(entry):
     """No branch on a tensor's value, and no reading of one: the rule traces with ``fullgraph=True``."""
     if entry.id.startswith("CProp-"):
-        pytest.skip("the wrapper's two rules are traced below")
+        pytest.skip("the wrapper has two rules of its own, traced below")
     params = [torch.nn.Parameter(torch.randn(4))]
     optimizer = entry.build(params, capturable=True)
     gradients(params, 0)
@@ -212,3 +214,35 @@ def test_tensor_list_falls_back_to_one_tensor_at_a_time():
     assert [t.tolist() for t in torch.where(positive, x, 0.0).tensors] == [[1.0, 0.0], [3.0]]
     assert [t.tolist() for t in (1 / x).tensors] == [[1.0, -0.5], [pytest.approx(1 / 3)]]
     assert [t.tolist() for t in (torch.tensor(2.0) * x).tensors] == [[2.0, -4.0], [6.0]]
+
+
+@pytest.mark.parametrize("rule", [wrapper.observe_gradient, wrapper.rescale_update], ids=lambda rule: rule.__name__)
+def test_the_wrappers_rules_trace_whole(rule):
+    tensors = {name: torch.rand(4) + 0.1 for name in ("grad", "param", "snapshot", "cprop_m", "cprop_v")}
+    group = {"cprop_beta": 0.999, "cprop_c": torch.tensor(1.0), "cprop_eps": 1e-8}
+    h, flags = statistics_scalars(group, torch.tensor(7.0)), wrapper.WrapperFlags("normal")
+    torch._dynamo.reset()
+    traced = torch.compile(lambda x, h: rule(x, h, flags), fullgraph=True, backend="eager")(tensors, h)
+    for name, value in rule(tensors, h, flags).items():
+        torch.testing.assert_close(traced[name], value)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ps: cprop.CPropAdam(ps, lr=torch.tensor(0.01), capturable=True),
+        lambda ps: cprop.CPropSGD(ps, lr=torch.tensor(0.01), momentum=0.9, capturable=True),
+    ],
+    ids=["CPropAdam", "CPropSGD"],
+)
+def test_the_user_may_compile_the_whole_step(build):
+    ours, theirs = inputs()[1:3], inputs()[1:3]
+    optimizer, plain = build(ours), build(theirs)
+    torch._dynamo.reset()
+    compiled_step = torch.compile(optimizer.step)
+    for step in range(10):
+        gradients(ours, step)
+        compiled_step()
+    train(plain, theirs, 10)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)

@@ -80,10 +80,15 @@ def elements(tensor: Tensor) -> Tensor:
 
 
 def vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently."""
+    """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently.
+
+    Quantised ones come in parts, and the others then in rows: see :func:`cprop.compiled.inputs`.
+    """
     views = {}
     for name, tensor in tensors.items():
         view = elements(tensor)
+        if type(view) not in _PLAIN and is_quantised(view):
+            return compiled.inputs(tensors)
         if not view.is_contiguous():
             return strided_vectors(tensors)
         views[name] = view.view(-1)
@@ -196,7 +201,7 @@ def run_fused(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule as one compiled kernel a parameter."""
     kernels: dict[Any, tuple[compiled.Kernel, Tensor]] = {}
     for job in jobs:
-        inputs = compiled.inputs(job.tensors) if has_quantised(job) else vectors(job.tensors)
+        inputs = vectors(job.tensors)
         if inputs is None:
             run_tensor_by_tensor(rule, [job], flags)
             continue
