@@ -68,7 +68,7 @@ class CPropAdaBound(AdamFamily):
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsbound: whether to divide by the running maximum of the mean square.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
-        options: ``maximize``; ``cprop_beta``, ``cprop_c``, ``cprop_eps``, ``cprop_measure`` as in
+        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's own settings, as in
             :class:`CPropAdam`.
 
     Example:

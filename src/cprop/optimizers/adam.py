@@ -164,12 +164,17 @@ class CPropAdam(AdamFamily):
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsgrad: whether to divide by the running maximum of the mean square.
         maximize: maximize the objective instead of minimizing it.
+        foreach: run over lists of tensors; by default, as torch would choose.
+        fused: run as compiled kernels, one a parameter; compiled once, on the first step.
+        capturable: keep the step counters beside the parameters, and read no number back to the host.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain Adam.
         cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
             gradients are below about 1e-6.
         cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: how the state is stored: ``"float32"``, ``"bfloat16"`` (rounded
+            stochastically), or ``"8bit"`` (needs torchao).
 
     Example:
         >>> import torch, cprop
@@ -231,10 +236,15 @@ class CPropAdamW(CPropAdam):
         weight_decay: decoupled decay :math:`\lambda`.
         amsgrad: whether to divide by the running maximum of the mean square.
         maximize: maximize the objective instead of minimizing it.
+        foreach: run over lists of tensors; by default, as torch would choose.
+        fused: run as compiled kernels, one a parameter; compiled once, on the first step.
+        capturable: keep the step counters beside the parameters, and read no number back to the host.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain AdamW.
         cprop_eps: :math:`\epsilon` of the standard error.
         cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: how the state is stored: ``"float32"``, ``"bfloat16"`` (rounded
+            stochastically), or ``"8bit"`` (needs torchao).
 
     Example:
         >>> import torch, cprop

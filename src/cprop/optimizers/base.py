@@ -190,6 +190,15 @@ class ConformityOptimizer(Optimizer):
             v_hat = load(state[self._square_key(state)]) / h.corrections.b_v
             state[MEAN_ABS] = v_hat.sqrt() * h.corrections.b
 
+    def _begin_step(self, closure: Callable[[], float] | None) -> float | None:
+        """Evaluate the closure, if there is one, and look at the gradients before anything moves."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refuse_sparse_gradients()
+        return loss
+
     def _refuse_sparse_gradients(self) -> None:
         for index, group in enumerate(self.param_groups):
             for p in group["params"]:
@@ -306,11 +315,7 @@ class NativeOptimizer(ConformityOptimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._refuse_sparse_gradients()
+        loss = self._begin_step(closure)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             way = choose(params, group["foreach"], group["fused"])

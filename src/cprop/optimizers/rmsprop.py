@@ -96,7 +96,7 @@ class CPropRMSprop(NativeOptimizer):
         weight_decay: L2 penalty.
         momentum: momentum of the scaled gradient.
         centered: divide by the standard deviation instead of the root mean square.
-        options: ``maximize``; ``cprop_beta``, ``cprop_c``, ``cprop_eps``, ``cprop_measure`` as in
+        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's own settings, as in
             :class:`CPropAdam`.
 
     Example:

@@ -77,11 +77,16 @@ class CPropSGD(NativeOptimizer):
         weight_decay: L2 penalty :math:`\lambda`.
         nesterov: whether to use Nesterov momentum.
         maximize: maximize the objective instead of minimizing it.
+        foreach: run over lists of tensors; by default, as torch would choose.
+        fused: run as compiled kernels, one a parameter; compiled once, on the first step.
+        capturable: keep the step counters beside the parameters, and read no number back to the host.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain SGD.
         cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
             gradients are below about 1e-6.
         cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: how the state is stored: ``"float32"``, ``"bfloat16"`` (rounded
+            stochastically), or ``"8bit"`` (needs torchao).
 
     Example:
         >>> import torch, cprop

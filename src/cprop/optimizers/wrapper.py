@@ -190,11 +190,7 @@ class CProp(ConformityOptimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._refuse_sparse_gradients()
+        loss = self._begin_step(closure)
         moved = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         with self._statistics() as statistics:
             snapshots: list[dict[Tensor, Tensor]] = []
