@@ -81,6 +81,27 @@ def test_lean_state_resumes_to_the_bit(entry, storage, way):
     assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ps: cprop.CPropAdam(ps, cprop_measure="relative_rate", cprop_state_dtype="bfloat16"),
+        lambda ps: cprop.CProp(torch.optim.Adam(ps), measure="relative_rate", state_dtype="bfloat16"),
+    ],
+    ids=["native", "wrapper"],
+)
+def test_the_mean_absolute_gradient_is_kept_in_the_format_too(build):
+    params = large()
+    optimizer = build(params)
+    train(optimizer, params, 10)
+    assert optimizer.state[params[0]]["cprop_a"].dtype == torch.bfloat16
+    resumed_params = copy.deepcopy(params)
+    resumed = build(resumed_params)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(optimizer, params, 10, start=10)
+    train(resumed, resumed_params, 10, start=10)
+    assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
+
+
 @pytest.mark.parametrize("before", ["float32", "bfloat16", "8bit"])
 @pytest.mark.parametrize("after", ["float32", "bfloat16", "8bit"])
 def test_a_checkpoint_may_change_its_format(before, after):

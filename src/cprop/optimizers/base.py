@@ -165,11 +165,11 @@ class ConformityOptimizer(Optimizer):
     @torch.no_grad()
     def _scale(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
         tensors = {key: load(torch.view_as_real(x) if x.is_complex() else x) for key, x in tensors_of(state).items()}
-        h = self._statistics_scalars(state, group)
-        self._ensure_mean_abs(tensors, group, h)
+        if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
+            tensors[MEAN_ABS] = self._mean_abs_bound(tensors, self._statistics_scalars(state, group))
         square = self._square_key(state)
         shared = None if square == MEAN_SQUARE else tensors[square]
-        return divided(scale_from(tensors, h, group["cprop_measure"], shared))
+        return divided(scale_from(tensors, self._statistics_scalars(state, group), group["cprop_measure"], shared))
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
         """Where one parameter's mean square is kept: under our own key, or the algorithm's."""
@@ -180,15 +180,19 @@ class ConformityOptimizer(Optimizer):
         square_counter = STEP if self._square_key(state) == MEAN_SQUARE else "step"
         return statistics_scalars(group, count(state[STEP], group), count(state[square_counter], group))
 
-    def _ensure_mean_abs(self, state: dict[str, Any], group: Mapping[str, Any], h: StatisticsScalars) -> None:
-        """Start the mean absolute gradient, where a measure that needs it was chosen in mid-training.
+    def _ensure_mean_abs(self, p: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
+        """Start the mean absolute gradient for a measure that needs it, chosen perhaps in mid-training."""
+        if MEAN_ABS not in state:
+            bound = self._mean_abs_bound(state, self._statistics_scalars(state, group))
+            state[MEAN_ABS] = new_state(p, group, MEAN_ABS).copy_(bound)
 
-        It starts from the root of the mean square, its upper bound, so the scale starts low and
-        forgets the difference within the horizon.
+    def _mean_abs_bound(self, tensors: Mapping[str, Tensor], h: StatisticsScalars) -> Tensor:
+        """The root of the mean square, an upper bound of the mean absolute gradient.
+
+        Starting from it, the scale starts low and forgets the difference within the horizon.
         """
-        if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
-            v_hat = load(state[self._square_key(state)]) / h.corrections.b_v
-            state[MEAN_ABS] = v_hat.sqrt() * h.corrections.b
+        v_hat = load(tensors[self._square_key(tensors)]) / h.corrections.b_v
+        return v_hat.sqrt() * h.corrections.b
 
     def _begin_step(self, closure: Callable[[], float] | None) -> float | None:
         """Evaluate the closure, if there is one, and look at the gradients before anything moves."""
@@ -345,7 +349,7 @@ class NativeOptimizer(ConformityOptimizer):
                 square_t = own_t if square == MEAN_SQUARE else t
                 scalars[key] = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
             if needs_abs:
-                self._ensure_mean_abs(state, group, self._statistics_scalars(state, group))
+                self._ensure_mean_abs(p, state, group)
             jobs.append(Job({PARAM: p, GRAD: cast("Tensor", p.grad), **tensors_of(state)}, scalars[key], own_t))
         return jobs
 

@@ -15,14 +15,24 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
-from cprop.arithmetic import divided
-from cprop.conformity import Measure
+from cprop.arithmetic import Number, divided
+from cprop.conformity import Measure, needs_mean_abs
 from cprop.execution import GRAD, PARAM, Job, Way, choose, run
-from cprop.moments import MEAN, MEAN_SQUARE, PREFIX, STEP, StatisticsScalars, observe, scale_from
+from cprop.moments import (
+    MEAN,
+    MEAN_SQUARE,
+    PREFIX,
+    STEP,
+    StatisticsScalars,
+    observe,
+    scale_from,
+    statistics_scalars,
+)
 from cprop.optimizers.base import (
     ConformityOptimizer,
     Settings,
     count,
+    count_up,
     name_measures,
     new_counter,
     new_state,
@@ -134,8 +144,8 @@ class CProp(ConformityOptimizer):
         """CProp around a class of optimizers, as a class that is built from parameters.
 
         For frameworks that want a class and keyword arguments instead of an instance. CProp's
-        settings are given as ``cprop_beta``, ``cprop_c``, ``cprop_eps`` and ``cprop_measure``; all
-        other arguments go to the inner optimizer. The class and its instances can be pickled.
+        settings are given with the prefix ``cprop_``, as they stand in the groups; all other
+        arguments go to the inner optimizer. The class and its instances can be pickled.
 
         Example:
             >>> import torch, cprop
@@ -192,24 +202,23 @@ class CProp(ConformityOptimizer):
         """
         loss = self._begin_step(closure)
         moved = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        ways = [self._way(params, group) for group, params in moved]
+        observed: list[list[Job]] = []
+        snapshots: list[list[Tensor]] = []
         with self._statistics() as statistics:
-            snapshots: list[dict[Tensor, Tensor]] = []
-            for group, params in moved:
-                jobs = [self._observation(p, statistics[p], group) for p in params]
+            for (group, params), way in zip(moved, ways, strict=True):
+                jobs = self._observations(params, statistics, group)
                 # Before the inner step, which may write to the gradient or drop it.
-                run(observe_gradient, jobs, WrapperFlags(group["cprop_measure"]), self._way(params, group))
-                snapshots.append({p: p.detach().clone() for p in params})
+                run(observe_gradient, jobs, WrapperFlags(group["cprop_measure"]), way)
+                observed.append(jobs)
+                snapshots.append([p.detach().clone() for p in params])
             self.inner.step()
-        for (group, params), snapshot in zip(moved, snapshots, strict=True):
-            jobs = [
-                Job(
-                    {PARAM: p, SNAPSHOT: snapshot[p], **own_tensors(self.state[p])},
-                    self._statistics_scalars(self.state[p], group),
-                    count(self.state[p][STEP], group),
-                )
-                for p in params
+        for (group, params), way, jobs, before in zip(moved, ways, observed, snapshots, strict=True):
+            rescaled = [
+                Job({PARAM: p, SNAPSHOT: snapshot, **own_tensors(self.state[p])}, job.scalars, job.t)
+                for p, snapshot, job in zip(params, before, jobs, strict=True)
             ]
-            run(rescale_update, jobs, WrapperFlags(group["cprop_measure"]), self._way(params, group))
+            run(rescale_update, rescaled, WrapperFlags(group["cprop_measure"]), way)
         return loss
 
     @staticmethod
@@ -231,15 +240,28 @@ class CProp(ConformityOptimizer):
                 if self.state.get(p) and STEP not in self.state[p]:
                     self.state[p].update(empty_statistics(p, group))
 
-    def _observation(self, p: Tensor, own: dict[str, Any], group: Mapping[str, Any]) -> Job:
-        """Allocate one parameter's statistics if they are missing, count the step, and gather it."""
-        if STEP not in own:
-            own.update(empty_statistics(p, group))
-        own[STEP] += 1
-        h = self._statistics_scalars(own, group)
-        self._ensure_mean_abs(own, group, h)
-        assert p.grad is not None
-        return Job({GRAD: p.grad, **own_tensors(own)}, h, count(own[STEP], group))
+    def _observations(
+        self, params: list[Tensor], statistics: Mapping[Tensor, dict[str, Any]], group: Mapping[str, Any]
+    ) -> list[Job]:
+        """Allocate what is missing of the parameters' statistics, count the step, and gather them."""
+        for p in params:
+            if STEP not in statistics[p]:
+                statistics[p].update(empty_statistics(p, group))
+        count_up([statistics[p][STEP] for p in params])
+        needs_abs = needs_mean_abs(group["cprop_measure"])
+        scalars: dict[Number, StatisticsScalars] = {}
+        jobs = []
+        for p in params:
+            own = statistics[p]
+            if needs_abs:
+                self._ensure_mean_abs(p, own, group)
+            # Parameters mostly march in step: one set of scalars serves them all, and tells the
+            # ways of running that they can be run together.
+            t = count(own[STEP], group)
+            if t not in scalars:
+                scalars[t] = statistics_scalars(group, t)
+            jobs.append(Job({GRAD: cast("Tensor", p.grad), **own_tensors(own)}, scalars[t], t))
+        return jobs
 
     @contextmanager
     def _statistics(self) -> Iterator[Mapping[Tensor, dict[str, Any]]]:
