@@ -307,6 +307,7 @@ def save(arguments: argparse.Namespace, rows: list[Row]) -> None:
             "torch": torch.__version__,
             "cprop": cprop.__version__,
             "machine": machine,
+            "rounds": arguments.rounds,
             "rows": [asdict(row) for row in rows],
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -165,6 +165,15 @@ def test_eight_bits_leave_small_and_odd_tensors_in_float32():
     assert all(optimizer.state[p]["cprop_m"].dtype == torch.float32 for p in params)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_eight_bits_take_a_gradient_laid_out_unlike_its_parameter(way):
+    w = torch.nn.Parameter(torch.ones(64, 128))
+    optimizer = cprop.CPropSGD([w], lr=0.5, cprop_state_dtype="8bit", **WAYS[way])
+    w.grad = torch.arange(64.0 * 128).view(128, 64).t()
+    optimizer.step()
+    assert torch.equal(w.detach(), 1 - 0.5 * w.grad)  # a first step is taken in full
+
+
 def test_unknown_format_is_refused():
     with pytest.raises(
         ValueError, match=r"invalid cprop_state_dtype 'int4': choose one of 'float32', 'bfloat16', '8bit'"

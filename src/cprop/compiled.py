@@ -10,20 +10,18 @@ and a step makes one call a parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cprop import eight_bit
 from cprop.arithmetic import Number, expanded_functions
-from cprop.storage import BLOCK, is_quantised, load, store
+from cprop.rules import Rule, apply
 
-__all__ = ["PARAM", "Call", "Kernel", "inputs", "kernel", "number_dtype", "pack"]
-
-PARAM: Final = "param"
-"""The name under which a rule finds the parameter itself."""
+__all__ = ["Call", "Kernel", "kernel", "number_dtype", "pack"]
 
 Kernel = Callable[..., object]
 
@@ -86,7 +84,7 @@ def pack(call: Call, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, 
 
 @cache
 def kernel(
-    rule: Callable[..., dict[str, Tensor]],
+    rule: Rule,
     flags: Any,
     structure: tuple[Any, ...],
     count: int,
@@ -111,18 +109,12 @@ def kernel(
 
     def run(*arguments: Tensor) -> tuple[()]:
         *pieces, numbers = arguments
-        stored = assemble(dict(zip(names, pieces, strict=True)))
         call: Call = unflatten(numbers.unbind(), structure)
-        working = {name: load(tensor) for name, tensor in stored.items()}
-        for name, updated in rule(working, call.scalars, flags).items():
-            if name == PARAM:
-                stored[name].copy_(updated)
-            else:
-                store(stored[name], updated, call.t)
+        apply(rule, eight_bit.assemble(dict(zip(names, pieces, strict=True))), call.scalars, flags, call.t)
         return ()
 
     example: list[Any] = [
-        example_input(name, dtype, device, quantised=any(QUANTISED in n for n in names))
+        torch.empty(eight_bit.example(name, names, _TRACING_LENGTH), dtype=dtype, device=device)
         for name, dtype in zip(names, dtypes, strict=True)
     ]
     example.append(torch.empty(count, dtype=number_dtype(dtypes), device=device))
@@ -130,50 +122,6 @@ def kernel(
     with torch.no_grad(), expanded_functions(expand):
         graph = make_fx(run, tracing_mode="symbolic")(*example)
         return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=_OPTIONS)
-
-
-QUANTISED: Final = "/"
-"""What stands between the name of a quantised tensor and the name of a part of it."""
-
-
-def inputs(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of which some are quantised, in rows of one block: those as they are, and these in parts."""
-    views: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if is_quantised(local):
-            kind = "signed" if local.signed else "unsigned"
-            parts = {"codes": local.codes.view(-1, BLOCK), "scale": local.scale, "qmap": local.qmap}
-            views |= {f"{name}{QUANTISED}{kind}{QUANTISED}{part}": x for part, x in parts.items()}
-        else:
-            views[name] = local.view(-1, BLOCK)
-    return views
-
-
-def assemble(views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that :func:`inputs` took apart."""
-    tensors: dict[str, Tensor] = {}
-    for key, view in views.items():
-        name, _, rest = key.partition(QUANTISED)
-        kind, _, part = rest.partition(QUANTISED)
-        if not part:
-            tensors[name] = view
-        elif part == "codes":
-            from torchao.optim.subclass_8bit import OptimState8bit
-
-            prefix = f"{name}{QUANTISED}{kind}{QUANTISED}"
-            parts = (view, views[f"{prefix}scale"], views[f"{prefix}qmap"])
-            tensors[name] = OptimState8bit(*parts, kind == "signed", dtype=torch.float32)
-    return tensors
-
-
-def example_input(name: str, dtype: torch.dtype, device: torch.device, quantised: bool) -> Tensor:
-    """A tensor of the kind that a kernel will be given under a name."""
-    part = name.rpartition(QUANTISED)[2]
-    rows = _TRACING_LENGTH // BLOCK
-    shape: tuple[int, ...] = (rows, BLOCK) if quantised else (_TRACING_LENGTH,)
-    shape = {"scale": (rows,), "qmap": (256,)}.get(part, shape) if QUANTISED in name else shape
-    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def number_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:

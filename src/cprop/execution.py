@@ -1,35 +1,25 @@
-"""How a rule is run: the rules say what happens to one element, this says it to tensors.
-
-A rule is a pure function ``rule(tensors, scalars, flags) -> updated``: it takes the tensors of one
-parameter by name, and returns new values for those it changes. It never writes in place, so the
-same text can be run tensor by tensor, over lists of tensors, or compiled.
-"""
+"""How a rule is run: the rules say what happens to one element, this says it to tensors."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from cprop import compiled
+from cprop import compiled, eight_bit
 from cprop.arithmetic import Number
-from cprop.compiled import PARAM
-from cprop.storage import is_quantised, load, store
+from cprop.eight_bit import is_quantised
+from cprop.rules import Rule, apply, write
+from cprop.sharding import local
+from cprop.storage import load
 from cprop.tensor_list import TensorList
 
-__all__ = ["GRAD", "PARAM", "Job", "Rule", "Way", "choose", "run"]
-
-_PLAIN: Final = (Tensor, torch.nn.Parameter)
-
-Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
-
-
-GRAD: Final = "grad"
+__all__ = ["Job", "Way", "choose", "run"]
 
 
 class Job(NamedTuple):
@@ -74,21 +64,20 @@ def elements(tensor: Tensor) -> Tensor:
     torch to know how each operation of the rule is sharded. A complex number is two elements, as
     in torch's own optimizers.
     """
-    if type(tensor) not in _PLAIN and hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    shard = local(tensor)
+    return torch.view_as_real(shard) if shard.is_complex() else shard
 
 
 def vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently.
 
-    Quantised ones come in parts, and the others then in rows: see :func:`cprop.compiled.inputs`.
+    Quantised ones come in parts, and the others then in rows: see :func:`cprop.eight_bit.parts`.
     """
     views = {}
     for name, tensor in tensors.items():
         view = elements(tensor)
-        if type(view) not in _PLAIN and is_quantised(view):
-            return compiled.inputs(tensors)
+        if is_quantised(view):
+            return eight_bit.parts(tensors)
         if not view.is_contiguous():
             return strided_vectors(tensors)
         views[name] = view.view(-1)
@@ -119,17 +108,7 @@ def run_tensor_by_tensor(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule on one parameter after the other: the readable truth."""
     for job in jobs:
         stored = {name: elements(tensor) for name, tensor in job.tensors.items()}
-        working = {name: load(tensor) for name, tensor in stored.items()}
-        for name, updated in rule(working, job.scalars, flags).items():
-            write(name, stored[name], updated, job.t)
-
-
-def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
-    """Write a result in place: a parameter as torch would round it, state as its format wants."""
-    if name == PARAM:
-        stored.copy_(updated)
-    else:
-        store(stored, updated, t)
+        apply(rule, stored, job.scalars, flags, job.t)
 
 
 BLOCK: Final = 1 << 17
@@ -138,8 +117,13 @@ BLOCK: Final = 1 << 17
 
 def run_foreach(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
     """Run a rule on lists of tensors; on a CPU, on lists of blocks that the cache can hold."""
-    run_tensor_by_tensor(rule, [job for job in jobs if has_quantised(job)], flags)
-    for job, batch in batches([job for job in jobs if not has_quantised(job)]):
+    listed: list[Job] = []
+    for job in jobs:
+        if any(is_quantised(elements(tensor)) for tensor in job.tensors.values()):
+            run_tensor_by_tensor(rule, [job], flags)
+        else:
+            listed.append(job)
+    for job, batch in batches(listed):
         stored = {name: [tensors[name] for tensors in batch] for name in batch[0]}
         working = {name: TensorList([load(x) for x in tensors]) for name, tensors in stored.items()}
         # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
@@ -150,11 +134,6 @@ def run_foreach(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
             else:
                 for tensor, result in zip(stored[name], results, strict=True):
                     write(name, tensor, result, job.t)
-
-
-def has_quantised(job: Job) -> bool:
-    """Whether any of a job's tensors is torchao's, sharded or not."""
-    return any(is_quantised(elements(tensor)) for tensor in job.tensors.values())
 
 
 def batches(jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Tensor]]]]:

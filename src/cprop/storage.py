@@ -6,22 +6,21 @@ A rule computes in float32 whatever the format: :func:`load` brings stored state
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from cprop import eight_bit
 from cprop.arithmetic import Number
+from cprop.eight_bit import is_quantised
 
-__all__ = ["FORMATS", "allocate", "is_quantised", "load", "restore", "store"]
+__all__ = ["FORMATS", "allocate", "load", "restore", "store"]
 
 FLOAT32: Final = "float32"
 BFLOAT16: Final = "bfloat16"
 EIGHT_BIT: Final = "8bit"
 FORMATS: Final = (FLOAT32, BFLOAT16, EIGHT_BIT)
-
-BLOCK: Final = 256
-"""Elements that share a scale in eight bits, as in torchao's own optimizers."""
 
 
 def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -38,8 +37,8 @@ def allocate(p: Tensor, storage: str, signed: bool = True) -> Tensor:
             cannot hold in whole blocks, biases for the most part, stays in float32.
         signed: whether the state may be negative.
     """
-    if storage == EIGHT_BIT and fits_eight_bits(p):
-        return eight_bit_zeros(p, signed)
+    if storage == EIGHT_BIT and eight_bit.fits(p):
+        return eight_bit.zeros(p, signed)
     return torch.zeros_like(p, dtype=plain_dtype(p, storage), memory_format=torch.preserve_format)
 
 
@@ -48,8 +47,8 @@ def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tens
 
     The same format comes back to the bit; another one is converted.
     """
-    if storage == EIGHT_BIT and fits_eight_bits(p):
-        return eight_bit_zeros(p, signed).copy_(saved)
+    if storage == EIGHT_BIT and eight_bit.fits(p):
+        return eight_bit.zeros(p, signed).copy_(saved)
     plain = load(saved) if is_quantised(saved) else saved
     return plain.to(device=p.device, dtype=plain_dtype(p, storage), copy=True)
 
@@ -57,35 +56,6 @@ def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tens
 def plain_dtype(p: Tensor, storage: str) -> torch.dtype:
     """The dtype of state that is not quantised."""
     return torch.bfloat16 if storage == BFLOAT16 else arithmetic_dtype(p.dtype)
-
-
-def fits_eight_bits(p: Tensor) -> bool:
-    """Whether a parameter is worth quantising, and can be: in whole blocks on every rank."""
-    local = p.to_local() if hasattr(p, "to_local") else p
-    return local.numel() >= 4096 and local.numel() % BLOCK == 0 and local.is_contiguous() and not local.is_complex()
-
-
-def eight_bit_zeros(p: Tensor, signed: bool) -> Tensor:
-    """Torchao's block-wise quantised state."""
-    try:
-        from torchao.optim.subclass_8bit import OptimState8bit
-    except ImportError as error:
-        raise ImportError("cprop_state_dtype='8bit' needs torchao: pip install 'cprop[lean]'") from error
-    local = p.to_local() if hasattr(p, "to_local") else p
-    state: Tensor = OptimState8bit.zeros(local.shape, signed, BLOCK, local.device, torch.float32)
-    if local is not p:
-        from torch.distributed.tensor import DTensor
-
-        sharded: Any = p
-        return DTensor.from_local(
-            state, sharded.device_mesh, sharded.placements, run_check=False, shape=p.shape, stride=p.stride()
-        )
-    return state
-
-
-def is_quantised(tensor: Tensor) -> bool:
-    """Whether a tensor is torchao's, without asking torchao."""
-    return type(tensor).__name__ == "OptimState8bit"
 
 
 def load(stored: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Number, add, clamp
-from cprop.execution import PARAM
 from cprop.moments import StatisticsScalars
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
 from cprop.optimizers.base import (
@@ -21,6 +20,7 @@ from cprop.optimizers.base import (
     complete,
     require,
 )
+from cprop.rules import PARAM
 
 __all__ = ["CPropAdaBound"]
 

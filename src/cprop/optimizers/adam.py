@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Divisor, Factor, Number, add, addcdiv, divide, one_minus_power
 from cprop.conformity import Measure
-from cprop.execution import GRAD, PARAM
 from cprop.moments import (
     MEAN_SQUARE,
     StatisticsScalars,
@@ -28,6 +27,7 @@ from cprop.optimizers.base import (
     check_non_negative,
     complete,
 )
+from cprop.rules import GRAD, PARAM
 
 __all__ = ["CPropAdam", "CPropAdamW"]
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from cprop import checkpoint
 from cprop.arithmetic import Number, divided
 from cprop.conformity import Measure, measure_name, needs_mean_abs, resolve_measure
-from cprop.execution import GRAD, PARAM, Job, choose, run
+from cprop.execution import Job, choose, run
 from cprop.moments import (
     MEAN,
     MEAN_ABS,
@@ -25,6 +25,7 @@ from cprop.moments import (
     scale_from,
     statistics_scalars,
 )
+from cprop.rules import GRAD, PARAM
 from cprop.storage import FORMATS, allocate, load, restore
 
 __all__ = ["ConformityOptimizer", "NativeOptimizer", "Settings"]

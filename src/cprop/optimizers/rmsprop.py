@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Number, add, addcdiv, addcmul
 from cprop.conformity import Measure
-from cprop.execution import GRAD, PARAM
 from cprop.moments import (
     MEAN_SQUARE,
     StatisticsScalars,
@@ -28,6 +27,7 @@ from cprop.optimizers.base import (
     complete,
     require,
 )
+from cprop.rules import GRAD, PARAM
 
 __all__ = ["CPropRMSprop"]
 

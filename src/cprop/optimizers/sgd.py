@@ -10,7 +10,6 @@ from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Number, add
 from cprop.conformity import Measure
-from cprop.execution import GRAD, PARAM
 from cprop.moments import StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
     NativeOptimizer,
@@ -20,6 +19,7 @@ from cprop.optimizers.base import (
     complete,
     require,
 )
+from cprop.rules import GRAD, PARAM
 
 __all__ = ["CPropSGD"]
 

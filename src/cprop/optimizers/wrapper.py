@@ -17,7 +17,7 @@ from torch.optim.optimizer import ParamsT
 from cprop import checkpoint
 from cprop.arithmetic import Number, divided
 from cprop.conformity import Measure, needs_mean_abs
-from cprop.execution import GRAD, PARAM, Job, Way, choose, run
+from cprop.execution import Job, Way, choose, run
 from cprop.moments import (
     MEAN,
     MEAN_SQUARE,
@@ -40,6 +40,7 @@ from cprop.optimizers.base import (
     settings_of,
     tensors_of,
 )
+from cprop.rules import GRAD, PARAM
 
 __all__ = ["CProp"]
 
