@@ -30,6 +30,7 @@ __all__ = [
     "divide",
     "divided",
     "expanded_functions",
+    "finite_or_zero",
     "lerp",
     "one_minus_power",
     "two_sided_normal",
@@ -129,7 +130,7 @@ _expand = False  # a plain global: torch.compile reads it, and would not read a 
 
 @contextmanager
 def expanded_functions(expand: bool) -> Iterator[None]:
-    """Write ``erf`` out in multiplications while this lasts: for tracing kernels that run on a CPU.
+    """Write functions out in simpler ones while this lasts: for tracing kernels that run on a CPU.
 
     There, the library's ``erf`` takes longer than all the rest of a step; in a GPU's it is free.
     """
@@ -139,6 +140,13 @@ def expanded_functions(expand: bool) -> Iterator[None]:
         yield
     finally:
         _expand = before
+
+
+def finite_or_zero(x: Tensor) -> Tensor:
+    """The number, or zero where it is NaN or infinite; in a kernel for a CPU by one comparison instead of three."""
+    if _expand:
+        return torch.where(torch.abs(x) <= torch.finfo(x.dtype).max, x, 0.0)
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 _ROOT: Final = (

@@ -3,31 +3,63 @@
 torch's own ``load_state_dict`` casts floating state to the parameter's dtype, all but the key
 ``step``. For bfloat16 parameters that would round the statistics to three digits and the counter
 to multiples of a power of two; so the optimizers here read their state themselves.
+
+Whatever is wrong with a checkpoint, the answer is a :class:`CheckpointError`, and the optimizer is
+as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cprop.conformity import measure_name, resolve_measure
+from cprop.conformity import MEASURES, measure_name
+from cprop.moments import STEP
 
-__all__ = ["CheckpointError", "all_or_none", "check_tensor", "match", "merge_settings"]
+__all__ = [
+    "CheckpointError",
+    "all_or_none",
+    "check_counter",
+    "check_shapes",
+    "check_tensor",
+    "is_placeholder",
+    "match",
+    "merge_settings",
+    "refusing_what_does_not_fit",
+]
 
 
 class CheckpointError(ValueError):
-    """A ``state_dict`` that does not fit this optimizer; nothing of it was loaded."""
+    """A checkpoint that does not fit, or is damaged; nothing of it was loaded."""
+
+
+@contextmanager
+def refusing_what_does_not_fit() -> Iterator[None]:
+    """Turn whatever goes wrong while a checkpoint is read into a :class:`CheckpointError`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit this optimizer ({type(error).__name__}: {error}): it is damaged, "
+            "or of an optimizer with other settings"
+        ) from error
 
 
 def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
     """The saved state of each parameter, by position in the groups as torch does it.
 
     Raises:
-        CheckpointError: if the groups or the parameters differ in number.
+        CheckpointError: if the groups or the parameters differ in number, or the state is not what
+            a ``state_dict`` holds.
     """
     try:
         saved_groups, saved_state = state_dict["param_groups"], state_dict["state"]
@@ -49,25 +81,46 @@ def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[T
                 f"{len(group['params'])} in the optimizer: build the optimizer with the groups it was saved with"
             )
     params = dict(zip(chain(*saved_ids), chain(*(group["params"] for group in groups)), strict=True))
+    if len(params) != sum(map(len, saved_ids)):
+        raise CheckpointError("the checkpoint names a parameter twice: it is damaged")
+    for i, entries in saved_state.items():
+        if not isinstance(entries, Mapping) or not all(isinstance(key, str) for key in entries):
+            raise CheckpointError(f"the state of parameter {i!r} is no dictionary of named entries: it is damaged")
     return {params[i]: dict(entries) for i, entries in saved_state.items() if i in params}
 
 
 def check_tensor(key: str, saved: Any, shape: torch.Size) -> Tensor:
-    """A saved tensor, or number, if it is one and of the right shape.
+    """A saved tensor of real or complex numbers, if it is one and of the right shape.
 
     Raises:
         CheckpointError: if it is not.
     """
-    if isinstance(saved, int | float):
-        saved = torch.tensor(float(saved))
     if not isinstance(saved, Tensor):
         raise CheckpointError(f"state {key!r} should be a tensor, and is of type {type(saved).__name__}")
+    if not (saved.is_floating_point() or saved.is_complex()):
+        raise CheckpointError(f"state {key!r} should hold floating-point numbers, and holds {saved.dtype}")
     if saved.shape != shape:
         raise CheckpointError(
             f"state {key!r} has shape {tuple(saved.shape)} in the checkpoint and should have {tuple(shape)}: "
             "the checkpoint is of another model, or the parameters are in another order"
         )
     return saved
+
+
+def check_counter(key: str, saved: Any) -> float:
+    """A saved number of steps, from a tensor or a number.
+
+    Raises:
+        CheckpointError: if it is neither, or not a number of steps.
+    """
+    if isinstance(saved, Tensor) and saved.numel() != 1:
+        raise CheckpointError(f"state {key!r} should be one number, and has shape {tuple(saved.shape)}")
+    if isinstance(saved, bool) or not isinstance(saved, int | float | Tensor):
+        raise CheckpointError(f"state {key!r} should be a number, and is of type {type(saved).__name__}")
+    value = float(saved)
+    if not (0 <= value < math.inf):
+        raise CheckpointError(f"state {key!r} is {value}, which is no number of steps")
+    return value
 
 
 def all_or_none(saved: Mapping[str, Any], keys: tuple[str, ...]) -> None:
@@ -81,8 +134,53 @@ def all_or_none(saved: Mapping[str, Any], keys: tuple[str, ...]) -> None:
         )
 
 
+def is_placeholder(saved: Mapping[str, Any]) -> bool:
+    """Whether saved state stands for a parameter that had not had a gradient."""
+    return STEP in saved and check_counter(STEP, saved[STEP]) == 0 and saved.get("step", 0) == 0
+
+
+def check_shapes(saved: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Refuse an inner optimizer's state that is shaped unlike its parameter, where that of all others is alike.
+
+    torch does not look, and would broadcast it.
+    """
+    like_parameter: defaultdict[str, list[bool]] = defaultdict(list)
+    for p, entries in saved.items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor) and value.dim():
+                like_parameter[key].append(value.shape == p.shape)
+    for key, matches in like_parameter.items():
+        if matches.count(False) == 1 and len(matches) > 2:
+            raise CheckpointError(
+                f"state {key!r} of one parameter has another shape than the parameter, and that of all others has the "
+                "same: the checkpoint is damaged, or of another model"
+            )
+
+
+def kind(value: Any) -> Any:
+    """What sort of setting a value is: a number may replace a number, and nothing else."""
+    if isinstance(value, Tensor):
+        return "number" if value.numel() == 1 else "tensor"
+    if isinstance(value, bool):
+        return "switch"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str) or callable(value):
+        return "name"
+    if isinstance(value, Sequence):
+        return tuple(map(kind, value))
+    return type(value).__name__
+
+
+def acceptable(present: Any) -> tuple[Any, ...]:
+    """The sorts of setting that may replace one: ``None`` stands for a switch, or a number, that is not set."""
+    if present is None:
+        return "NoneType", "switch", "number"
+    return (kind(present), "NoneType") if isinstance(present, bool) else (kind(present),)
+
+
 def merge_settings(
-    saved_groups: list[dict[str, Any]], groups: list[dict[str, Any]], names: tuple[str, ...]
+    saved_groups: list[dict[str, Any]], groups: list[dict[str, Any]], defaults: Iterable[str]
 ) -> list[dict[str, Any]]:
     """The saved groups, with the settings they lack taken from the optimizer as it stands.
 
@@ -90,20 +188,26 @@ def merge_settings(
     saved by name only: it is looked up in the optimizer that loads.
 
     Raises:
-        CheckpointError: if a saved measure is neither known nor the one the optimizer was built with.
+        CheckpointError: if a saved setting is of another sort than the optimizer's, or a saved
+            measure neither known nor the one the optimizer was built with.
     """
     merged = []
-    for saved, group in zip(saved_groups, groups, strict=True):
-        settings = {name: saved.get(name, group[name]) for name in names}
+    for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
+        for name in saved.keys() & group.keys() - {"params"}:
+            if kind(saved[name]) not in acceptable(group[name]):
+                raise CheckpointError(
+                    f"{name!r} of param group {index} is {saved[name]!r} in the checkpoint and {group[name]!r} in the "
+                    "optimizer: the checkpoint is damaged, or of another optimizer"
+                )
+        settings = {name: saved.get(name, group[name]) for name in defaults if name in group}
         present = group["cprop_measure"]
-        if settings["cprop_measure"] == measure_name(present):
+        measure = settings["cprop_measure"]
+        if measure in (present, measure_name(present)):
             settings["cprop_measure"] = present
-        try:
-            resolve_measure(settings["cprop_measure"])
-        except (ValueError, TypeError) as error:
+        elif measure not in MEASURES:
             raise CheckpointError(
-                f"the checkpoint was made with measure {settings['cprop_measure']!r}, which is not one of ours: "
+                f"the checkpoint was made with measure {measure!r}, which is not one of ours: "
                 "build the optimizer with that function as its measure, then load"
-            ) from error
+            )
         merged.append({**saved, **settings})
     return merged

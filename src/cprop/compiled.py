@@ -1,10 +1,13 @@
 """Rules as compiled kernels: traced once for each kind of input, and never again.
 
-A rule is traced with its tensors as flat vectors of unknown length and its scalars as the elements
-of one small tensor, so that neither another shape nor another learning rate is a new kernel. The
-graph goes to Inductor directly. ``torch.compile`` would hand it the same graph, and then check at
-every call whether its guess about the caller's Python still holds: 61 µs a call here instead of 12,
-and a step makes one call a parameter.
+A rule is traced with its tensors as vectors of a length that is an argument, and its scalars as the
+elements of one small tensor, so that neither another shape nor another learning rate is a new
+kernel. A kernel never looks at a tensor's shape: it takes the memory from its beginning on, and the
+caller has seen to it that all tensors fill theirs in the same order.
+
+The graph goes to Inductor directly. ``torch.compile`` would hand it the same graph, and then check
+at every call whether its guess about the caller's Python still holds: 61 µs a call here instead of
+8, and a step makes one call a parameter.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from cprop import eight_bit
 from cprop.arithmetic import Number, expanded_functions
 from cprop.rules import Rule, apply
 
-__all__ = ["Call", "Kernel", "kernel", "number_dtype", "pack"]
+__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "kernel", "pack"]
 
 Kernel = Callable[..., object]
 
@@ -33,31 +36,38 @@ class Call(NamedTuple):
     t: Number
 
 
+LONG: Final = 1 << 14
+"""From this many elements on, a loop on a CPU is worth waking other threads for, which takes 10 to 50 µs."""
+
 _TRACING_LENGTH: Final = 1 << 20
-"""Long enough for Inductor to decide that the loop is worth two threads."""
+"""Long enough for Inductor to decide that a loop is worth threads, unless it is told otherwise."""
 
 _OPTIONS: Final = {
-    "config_patches": {
-        # Multiply-adds may be contracted. Without it a step takes a fifth longer.
-        "cpp.enable_floating_point_contract_flag": "fast",
-    }
+    # Multiply-adds may be contracted. Without it a step takes a fifth longer.
+    "cpp.enable_floating_point_contract_flag": "fast",
+    # The shapes are not to be looked at: see above.
+    "size_asserts": False,
 }
 
 
-def flatten(scalars: Any) -> tuple[list[float], tuple[Any, ...]]:
+def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
     """The finite numbers in nested named tuples, and what is left when they are taken out.
 
     An infinite number stays where it is: it chooses a formula (``c = inf``), not a value in one.
     """
-    numbers: list[float] = []
+    numbers: list[Number] = []
 
-    def strip(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return (type(x), *(strip(item) for item in x))
-        if isinstance(x, float | int) and math.isinf(x):
-            return x
-        numbers.append(x)
-        return None
+    def strip(x: tuple[Any, ...]) -> tuple[Any, ...]:
+        structure: list[Any] = [type(x)]
+        for item in x:
+            if isinstance(item, tuple):
+                structure.append(strip(item))
+            elif isinstance(item, float) and math.isinf(item):
+                structure.append(item)
+            else:
+                structure.append(None)
+                numbers.append(item)
+        return tuple(structure)
 
     return numbers, strip(scalars)
 
@@ -74,56 +84,73 @@ def unflatten(numbers: Sequence[Any], structure: tuple[Any, ...]) -> Any:
     return fill(structure)
 
 
-def pack(call: Call, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[Any, ...]]:
-    """The numbers of a call as one small tensor, and their structure."""
+def how_many(structure: tuple[Any, ...]) -> int:
+    """How many numbers a structure holds."""
+    return sum(how_many(item) if isinstance(item, tuple) else item is None for item in structure)
+
+
+class Packed(NamedTuple):
+    """A call's numbers in one small tensor, and where each belongs."""
+
+    numbers: Tensor
+    structure: tuple[Any, ...]
+
+
+def pack(call: Call, dtype: torch.dtype, device: torch.device) -> Packed:
+    """Pack a call for kernels of a device whose scalars are of a dtype."""
     numbers, structure = flatten(call)
     if any(isinstance(number, Tensor) for number in numbers):
-        return torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers]), structure
-    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True), structure
+        return Packed(torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers]), structure)
+    packed = torch.tensor(numbers, dtype=dtype)
+    return Packed(packed if device.type == "cpu" else packed.to(device, non_blocking=True), structure)
+
+
+class Kind(NamedTuple):
+    """What the inputs of one kernel have in common, besides the rule."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    device: torch.device
+    long: bool
+    """Whether they have ``LONG`` elements or more."""
+
+    @property
+    def number_dtype(self) -> torch.dtype:
+        """Scalars are float64 if anything is."""
+        return torch.float64 if torch.float64 in self.dtypes else torch.float32
 
 
 @cache
-def kernel(
-    rule: Rule,
-    flags: Any,
-    structure: tuple[Any, ...],
-    count: int,
-    names: tuple[str, ...],
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device,
-) -> Kernel:
-    """A function ``kernel(*vectors, numbers)`` that runs a rule and writes its results in place.
+def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Kernel:
+    """A function ``kernel(length, *tensors, numbers)`` that runs a rule and writes its results in place.
 
     Args:
         rule: the rule to compile.
         flags: its flags.
-        structure: of its scalars, from :func:`flatten`.
-        count: how many numbers they hold.
-        names: of the vectors, in the order they will be given in.
-        dtypes: of the vectors.
-        device: where they lie.
+        structure: of its scalars, from :func:`pack`.
+        kind: of its tensors, which will be given in the order of ``kind.names``.
     """
     # Importing these takes a second, and most programs never need it.
     import torch._inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def run(*arguments: Tensor) -> tuple[()]:
+    names, dtypes, device, long = kind
+
+    def run(length: int, *arguments: Tensor) -> tuple[()]:
         *pieces, numbers = arguments
         call: Call = unflatten(numbers.unbind(), structure)
         apply(rule, eight_bit.assemble(dict(zip(names, pieces, strict=True))), call.scalars, flags, call.t)
         return ()
 
+    # Sizes that are equal here are one symbol in the graph: all lengths are the first argument.
+    shapes = [eight_bit.example(name, names, _TRACING_LENGTH) for name in names]
     example: list[Any] = [
-        torch.empty(eight_bit.example(name, names, _TRACING_LENGTH), dtype=dtype, device=device)
-        for name, dtype in zip(names, dtypes, strict=True)
+        shapes[0][0],
+        *(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)),
+        torch.empty(how_many(structure), dtype=kind.number_dtype, device=device),
     ]
-    example.append(torch.empty(count, dtype=number_dtype(dtypes), device=device))
-    expand = device.type == "cpu" and number_dtype(dtypes) == torch.float32
+    expand = device.type == "cpu" and kind.number_dtype == torch.float32
     with torch.no_grad(), expanded_functions(expand):
         graph = make_fx(run, tracing_mode="symbolic")(*example)
-        return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=_OPTIONS)
-
-
-def number_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
-    """Scalars are float64 if anything is."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
+        options = {"config_patches": _OPTIONS if long else {**_OPTIONS, "cpp.threads": 1}}
+        return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=options)

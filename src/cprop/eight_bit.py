@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -10,16 +12,35 @@ from torch import Tensor
 
 from cprop.sharding import local
 
-__all__ = ["BLOCK", "assemble", "example", "fits", "is_quantised", "parts", "zeros"]
+__all__ = ["assemble", "block_size", "example", "fits", "is_quantised", "length", "parts", "zeros"]
 
-BLOCK: Final = 256
-"""Elements that share a scale, as in torchao's own optimizers."""
+LARGEST_BLOCK: Final = 256
+SMALLEST_BLOCK: Final = 64
+"""Elements that share a scale: torchao's 256, or fewer for tensors that do not come in whole blocks of that."""
+
+
+@cache
+def block_of(shape: torch.Size) -> int | None:
+    """The largest block that divides a row of a tensor, or all of it, if there is one that is worth it.
+
+    Of a row if possible: then the blocks are the same however the rows are sharded.
+
+    Example:
+        >>> [block_of(torch.Size(shape)) for shape in ((1024, 1024), (300, 784), (4096,), (4099,))]
+        [256, 196, 256, None]
+    """
+    for count in (math.prod(shape[1:]), math.prod(shape)):
+        for size in range(LARGEST_BLOCK, SMALLEST_BLOCK - 1, -1):
+            if count % size == 0:
+                return size
+    return None
 
 
 def fits(p: Tensor) -> bool:
-    """Whether a parameter is worth quantising, and can be: in whole blocks on every rank."""
+    """Whether a parameter is worth quantising, and can be: in whole blocks on this rank."""
     shard = local(p)
-    return shard.numel() >= 4096 and shard.numel() % BLOCK == 0 and shard.is_contiguous() and not shard.is_complex()
+    worth = shard.numel() >= 4096 and shard.is_contiguous() and not shard.is_complex()
+    return worth and block_of(shard.shape) is not None
 
 
 def zeros(p: Tensor, signed: bool) -> Tensor:
@@ -29,7 +50,7 @@ def zeros(p: Tensor, signed: bool) -> Tensor:
     except ImportError as error:
         raise ImportError("cprop_state_dtype='8bit' needs torchao: pip install 'cprop[lean]'") from error
     shard = local(p)
-    state: Tensor = OptimState8bit.zeros(shard.shape, signed, BLOCK, shard.device, torch.float32)
+    state: Tensor = OptimState8bit.zeros(shard.shape, signed, block_of(shard.shape), shard.device, torch.float32)
     if shard is p:
         return state
     from torch.distributed.tensor import DTensor
@@ -45,27 +66,31 @@ def is_quantised(tensor: Tensor) -> bool:
     return type(tensor).__name__ == "OptimState8bit"
 
 
+def block_size(tensor: Tensor) -> int | None:
+    """How many elements of a tensor share a scale; ``None`` if it is not quantised."""
+    quantised: Any = tensor
+    return quantised.block_size if is_quantised(tensor) else None
+
+
 SEPARATOR: Final = "/"
 """What stands between the name of a quantised tensor, its kind, and the name of a part of it."""
 
 
-def parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Tensors of which some are quantised, those in parts and the others in rows of one block.
-
-    ``None`` if one of the others is laid out in another order.
-    """
+def parts(names: tuple[str, ...], row: tuple[Tensor, ...]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+    """A parameter's tensors as a kernel takes them: if some are quantised, those in parts, and all in rows."""
+    block = next(filter(None, map(block_size, row)), None)
+    if block is None:
+        return names, row
     views: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        shard: Any = local(tensor)
-        if is_quantised(shard):
-            prefix = SEPARATOR.join((name, "signed" if shard.signed else "unsigned", ""))
-            views[f"{prefix}codes"] = shard.codes.view(-1, BLOCK)
-            views |= {f"{prefix}scale": shard.scale, f"{prefix}qmap": shard.qmap}
-        elif shard.is_contiguous():
-            views[name] = shard.view(-1, BLOCK)
+    for name, tensor in zip(names, row, strict=True):
+        if is_quantised(tensor):
+            whole: Any = tensor
+            prefix = SEPARATOR.join((name, "signed" if whole.signed else "unsigned", ""))
+            views[f"{prefix}codes"] = whole.codes.view(-1, block)
+            views |= {f"{prefix}scale": whole.scale, f"{prefix}qmap": whole.qmap}
         else:
-            return None
-    return views
+            views[name] = tensor.view(-1, block)
+    return tuple(views), tuple(views.values())
 
 
 def assemble(views: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -84,9 +109,18 @@ def assemble(views: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def example(name: str, names: tuple[str, ...], length: int) -> tuple[int, ...]:
-    """The shape of an example for one of several inputs of a kernel, from :func:`parts` or plain vectors."""
-    if not any(SEPARATOR in other for other in names):
-        return (length,)
+def length(names: tuple[str, ...], first: Tensor) -> int:
+    """How long a kernel's inputs are: as many as the first has elements, or rows of a block if some are quantised."""
+    return first.shape[0] if SEPARATOR in "".join(names) else first.numel()
+
+
+def example(name: str, names: Collection[str], elements: int) -> tuple[int, ...]:
+    """The shape of one of a kernel's inputs, by its name and the names of all.
+
+    A block is as long as none will be, so that tracing takes it for no number that it knows.
+    """
+    if SEPARATOR not in "".join(names):
+        return (elements,)
+    block = LARGEST_BLOCK // 2 + 2
     part = name.rpartition(SEPARATOR)[2] if SEPARATOR in name else ""
-    return {"scale": (length // BLOCK,), "qmap": (256,)}.get(part, (length // BLOCK, BLOCK))
+    return {"scale": (elements // block,), "qmap": (256,)}.get(part, (elements // block, block))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple, cast
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,20 +16,30 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from cprop import compiled, eight_bit
 from cprop.arithmetic import Number
 from cprop.eight_bit import is_quantised
-from cprop.rules import Rule, apply, write
-from cprop.sharding import local
+from cprop.rules import GRAD, Rule, apply, usable, write
+from cprop.sharding import PLAIN, local
 from cprop.storage import load
 from cprop.tensor_list import TensorList
 
 __all__ = ["Job", "Way", "choose", "run"]
 
 
-class Job(NamedTuple):
-    """One parameter's share of a step: its tensors by name, the scalars of this step, and its number."""
+Row: TypeAlias = tuple[Tensor, ...]
+"""One parameter's tensors."""
 
-    tensors: Mapping[str, Tensor]
+
+class Job(NamedTuple):
+    """Parameters that march in step: tensors of the same names, and scalars that they share.
+
+    Most of the time all parameters of a group do, and a group is one job.
+    """
+
+    names: tuple[str, ...]
+    rows: list[Row]
+    """A row a parameter, each in the order of the names."""
     scalars: Any
     t: Number
+    """The number of the step."""
 
 
 class Way(Enum):
@@ -49,12 +61,13 @@ def choose(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -
     return Way.FOREACH if foreach else Way.TENSOR_BY_TENSOR
 
 
-def run(rule: Rule, jobs: Sequence[Job], flags: Any, way: Way) -> None:
+def run(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> None:
     """Run a rule over the parameters of a group and write the results in place."""
     if torch.compiler.is_compiling():
         # The caller compiles the whole step: hand over the rule itself.
         way = Way.TENSOR_BY_TENSOR
-    _RUNNERS[way](rule, jobs, flags)
+    for job in jobs:
+        _RUNNERS[way](rule, job, flags)
 
 
 def elements(tensor: Tensor) -> Tensor:
@@ -68,29 +81,12 @@ def elements(tensor: Tensor) -> Tensor:
     return torch.view_as_real(shard) if shard.is_complex() else shard
 
 
-def vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """One parameter's tensors as vectors in the order of memory, or ``None`` if they are laid out differently.
-
-    Quantised ones come in parts, and the others then in rows: see :func:`cprop.eight_bit.parts`.
-    """
-    views = {}
-    for name, tensor in tensors.items():
-        view = elements(tensor)
-        if is_quantised(view):
-            return eight_bit.parts(tensors)
-        if not view.is_contiguous():
-            return strided_vectors(tensors)
-        views[name] = view.view(-1)
-    return views
-
-
-def strided_vectors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The same for tensors that are transposed or channels-last, if they all are."""
-    views = {name: elements(tensor) for name, tensor in tensors.items()}
-    first = next(iter(views.values()))
-    if is_dense(first) and all(view.stride() == first.stride() for view in views.values()):
-        return {name: view.as_strided((view.numel(),), (1,)) for name, view in views.items()}
-    return None
+def in_one_order(row: Row) -> bool:
+    """Whether tensors of one shape fill their memory without gaps, and all of them in the same order."""
+    if all(map(Tensor.is_contiguous, row)):
+        return True
+    strides = row[0].stride()
+    return is_dense(row[0]) and all(tensor.stride() == strides for tensor in row)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -104,97 +100,113 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def run_tensor_by_tensor(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
+def run_tensor_by_tensor(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule on one parameter after the other: the readable truth."""
-    for job in jobs:
-        stored = {name: elements(tensor) for name, tensor in job.tensors.items()}
-        apply(rule, stored, job.scalars, flags, job.t)
+    for row in job.rows:
+        apply(rule, dict(zip(job.names, map(elements, row), strict=True)), job.scalars, flags, job.t)
 
 
 BLOCK: Final = 1 << 17
 """Elements that a rule is run over at a time on a CPU, so that its temporaries stay in the cache."""
 
 
-def run_foreach(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
+def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule on lists of tensors; on a CPU, on lists of blocks that the cache can hold."""
-    listed: list[Job] = []
-    for job in jobs:
-        if any(is_quantised(elements(tensor)) for tensor in job.tensors.values()):
-            run_tensor_by_tensor(rule, [job], flags)
+    alike: defaultdict[Any, list[Row]] = defaultdict(list)
+    for row in job.rows:
+        views = tuple(map(elements, row))
+        if any(map(is_quantised, views)):
+            run_tensor_by_tensor(rule, job._replace(rows=[row]), flags)
+            continue
+        if in_one_order(views):
+            views = tuple(x.as_strided((x.numel(),), (1,)) for x in views)
+        alike[(views[0].device, *map(_DTYPE, views))].append(views)
+    for rows in alike.values():
+        for batch in [rows] if rows[0][0].device.type != "cpu" else cache_sized(rows):
+            run_lists(rule, job._replace(rows=batch), flags)
+
+
+def run_lists(rule: Rule, job: Job, flags: Any) -> None:
+    """Run a rule on the columns of a job, each a list of tensors of one dtype and device."""
+    stored = dict(zip(job.names, map(list, zip(*job.rows, strict=True)), strict=True))
+    # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
+    working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
+    if GRAD in working:
+        working[GRAD] = usable(working[GRAD])
+    for name, updated in rule(working, job.scalars, flags).items():
+        results = cast("TensorList", updated).tensors
+        if stored[name][0].dtype == results[0].dtype:
+            torch._foreach_copy_(stored[name], results)
         else:
-            listed.append(job)
-    for job, batch in batches(listed):
-        stored = {name: [tensors[name] for tensors in batch] for name in batch[0]}
-        working = {name: TensorList([load(x) for x in tensors]) for name, tensors in stored.items()}
-        # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
-        for name, updated in rule(cast("Mapping[str, Tensor]", working), job.scalars, flags).items():
-            results = cast("TensorList", updated).tensors
-            if stored[name][0].dtype == results[0].dtype:
-                torch._foreach_copy_(stored[name], results)
-            else:
-                for tensor, result in zip(stored[name], results, strict=True):
-                    write(name, tensor, result, job.t)
+            for tensor, result in zip(stored[name], results, strict=True):
+                write(name, tensor, result, job.t)
 
 
-def batches(jobs: Sequence[Job]) -> Iterator[tuple[Job, list[dict[str, Tensor]]]]:
-    """Tensors that have scalars, devices and dtypes in common, cut into blocks on a CPU, with one job of theirs."""
-    alike: defaultdict[Any, list[dict[str, Tensor]]] = defaultdict(list)
-    examples: dict[Any, Job] = {}
-    for job in jobs:
-        tensors = vectors(job.tensors)
-        if tensors is None:
-            tensors = {name: elements(tensor) for name, tensor in job.tensors.items()}
-        kinds = tuple((name, x.dtype, x.device) for name, x in tensors.items())
-        key = (kinds, id(job.scalars))
-        examples[key] = job
-        alike[key].append(tensors)
-    for key, group in alike.items():
-        if next(iter(group[0].values())).device.type != "cpu":
-            yield examples[key], group
-            continue
-        batch: list[dict[str, Tensor]] = []
-        room = BLOCK
-        for tensors in group:
-            for block in blocks(tensors):
-                size = next(iter(block.values())).numel()
-                if batch and size > room:
-                    yield examples[key], batch
-                    batch, room = [], BLOCK
-                batch.append(block)
-                room -= size
-        yield examples[key], batch
+def cache_sized(rows: list[Row]) -> Iterator[list[Row]]:
+    """Rows in batches of about ``BLOCK`` elements; vectors that are longer come in pieces."""
+    batch: list[Row] = []
+    room = BLOCK
+    for row in rows:
+        whole = row[0].dim() != 1 or row[0].numel() <= BLOCK
+        pieces = [row] if whole else zip(*(torch.split(x, BLOCK) for x in row), strict=True)
+        for piece in pieces:
+            if batch and piece[0].numel() > room:
+                yield batch
+                batch, room = [], BLOCK
+            batch.append(piece)
+            room -= piece[0].numel()
+    yield batch
 
 
-def blocks(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Pieces of at most ``BLOCK`` elements, of tensors that are vectors."""
-    first = next(iter(tensors.values()))
-    if first.dim() != 1 or first.numel() <= BLOCK:
-        yield tensors
-        return
-    split = {name: torch.split(x, BLOCK) for name, x in tensors.items()}
-    for i in range(len(next(iter(split.values())))):
-        yield {name: pieces[i] for name, pieces in split.items()}
+_DTYPE: Final = attrgetter("dtype")
 
 
-def run_fused(rule: Rule, jobs: Sequence[Job], flags: Any) -> None:
-    """Run a rule as one compiled kernel a parameter."""
-    kernels: dict[Any, tuple[compiled.Kernel, Tensor]] = {}
-    for job in jobs:
-        inputs = vectors(job.tensors)
-        if inputs is None:
-            run_tensor_by_tensor(rule, [job], flags)
-            continue
-        views = tuple(inputs.values())
-        device = views[0].device
-        key = (id(job.scalars), tuple(inputs), tuple([view.dtype for view in views]), device)
-        if key not in kernels:
-            _, names, dtypes, _ = key
-            numbers, structure = compiled.pack(compiled.Call(job.scalars, job.t), compiled.number_dtype(dtypes), device)
-            kernel = compiled.kernel(rule, flags, structure, len(numbers), names, dtypes, device)
-            kernels[key] = kernel, numbers
-        kernel, numbers = kernels[key]
-        if views[0].numel():
-            kernel(*views, numbers)
+def run_fused(rule: Rule, job: Job, flags: Any) -> None:
+    """Run a rule as one compiled kernel a parameter.
+
+    A step of many small parameters waits for this loop, hence the ``map`` over functions in C.
+    """
+    packed: dict[Any, compiled.Packed] = {}
+    kernels: dict[compiled.Kind, tuple[compiled.Kernel, Tensor]] = {}
+    plain = are_plain(job.rows)
+    for row in job.rows:
+        names, inputs = job.names, row
+        require_one_size(names, row)
+        if not plain:
+            inputs = tuple(map(elements, row))
+            if not in_one_order(inputs):
+                run_tensor_by_tensor(rule, job._replace(rows=[row]), flags)
+                continue
+            names, inputs = eight_bit.parts(names, inputs)
+        count, device = inputs[0].numel(), inputs[0].device
+        long = count >= compiled.LONG or device.type != "cpu"
+        kind = compiled.Kind(names, tuple(map(_DTYPE, inputs)), device, long)
+        if kind not in kernels:
+            place = (kind.number_dtype, device)
+            if place not in packed:
+                packed[place] = compiled.pack(compiled.Call(job.scalars, job.t), *place)
+            numbers, structure = packed[place]
+            kernels[kind] = compiled.kernel(rule, flags, structure, kind), numbers
+        kernel, numbers = kernels[kind]
+        if count:
+            kernel(eight_bit.length(names, inputs[0]), *inputs, numbers)
+
+
+def require_one_size(names: tuple[str, ...], row: Row) -> None:
+    """Refuse tensors of different sizes: a kernel does not look at shapes, and would run past the end of one."""
+    if len(set(map(Tensor.numel, row))) != 1:
+        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, row, strict=True))
+        raise RuntimeError(
+            f"the tensors of a parameter differ in size ({sizes}): its data was replaced by other data after the first "
+            "step; drop optimizer.state[p], or build a new optimizer"
+        )
+
+
+def are_plain(rows: list[Row]) -> bool:
+    """Whether tensors can be given to a kernel as they are: on this rank, real, and in the usual order."""
+    tensors = list(chain.from_iterable(rows))
+    plain = PLAIN.issuperset(map(type, tensors)) and all(map(Tensor.is_contiguous, tensors))
+    return plain and not any(map(Tensor.is_complex, tensors))
 
 
 _RUNNERS: Final = {

@@ -1,4 +1,4 @@
-"""What a rule is, and how it is applied to the tensors of one parameter.
+"""What a rule is, what it is given to read, and how its results are written.
 
 A rule is a pure function ``rule(tensors, scalars, flags) -> updated``: it takes the tensors of one
 parameter by name, and returns new values for those it changes. It never writes in place, so the
@@ -12,10 +12,10 @@ from typing import Any, Final, TypeAlias
 
 from torch import Tensor
 
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, finite_or_zero
 from cprop.storage import load, store
 
-__all__ = ["GRAD", "PARAM", "Rule", "apply", "write"]
+__all__ = ["GRAD", "PARAM", "Rule", "apply", "usable", "write"]
 
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
@@ -27,13 +27,29 @@ GRAD: Final = "grad"
 def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
     """Run a rule on stored tensors, in the precision that rules compute in, and write its results back."""
     working = {name: load(tensor) for name, tensor in stored.items()}
+    if GRAD in working:
+        working[GRAD] = usable(working[GRAD])
     for name, updated in rule(working, scalars, flags).items():
         write(name, stored[name], updated, t)
 
 
+def usable(g: Tensor) -> Tensor:
+    """A gradient with zero in place of every element that is NaN or infinite.
+
+    One such element would stay in a running average for ever. Counting it as zero is the only mend
+    that is element-wise: leaving out the whole step, or the whole parameter, takes a reduction, an
+    answer read back to the host, and the agreement of all ranks.
+
+    Example:
+        >>> usable(torch.tensor([1.0, torch.nan, -torch.inf]))
+        tensor([1., 0., 0.])
+    """
+    return finite_or_zero(g)
+
+
 def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
-    """Write a result in place: a parameter as torch would round it, state as its format wants."""
-    if name == PARAM:
+    """Write a result in place: what is the user's as torch would round it, state as its format wants."""
+    if name in (PARAM, GRAD):
         stored.copy_(updated)
     else:
         store(stored, updated, t)

@@ -14,6 +14,7 @@ from torch import Tensor
 from cprop import eight_bit
 from cprop.arithmetic import Number
 from cprop.eight_bit import is_quantised
+from cprop.sharding import local
 
 __all__ = ["FORMATS", "allocate", "load", "restore", "store"]
 
@@ -48,7 +49,10 @@ def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tens
     The same format comes back to the bit; another one is converted.
     """
     if storage == EIGHT_BIT and eight_bit.fits(p):
-        return eight_bit.zeros(p, signed).copy_(saved)
+        restored, source = eight_bit.zeros(p, signed), local(saved)
+        same_blocks = eight_bit.block_size(source) == eight_bit.block_size(local(restored))
+        local(restored).copy_(source if same_blocks else load(source))
+        return restored
     plain = load(saved) if is_quantised(saved) else saved
     return plain.to(device=p.device, dtype=plain_dtype(p, storage), copy=True)
 

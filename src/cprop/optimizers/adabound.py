@@ -14,8 +14,6 @@ from cprop.moments import StatisticsScalars
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
 from cprop.optimizers.base import (
     Options,
-    check_betas,
-    check_lr,
     check_non_negative,
     complete,
     require,
@@ -99,10 +97,6 @@ class CPropAdaBound(AdamFamily):
         decoupled_weight_decay: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        check_lr(lr)
-        check_betas(betas)
-        check_non_negative(final_lr=final_lr, eps=eps, weight_decay=weight_decay)
-        require(0.0 < gamma < 1.0, f"invalid gamma {gamma}: it must lie in (0, 1)")
         super().__init__(
             params,
             {
@@ -118,6 +112,11 @@ class CPropAdaBound(AdamFamily):
                 **complete(options),
             },
         )
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_non_negative(final_lr=group["final_lr"])
+        require(0.0 < group["gamma"] < 1.0, f"invalid gamma {group['gamma']}: it must lie in (0, 1)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group, as in torch; its learning rate is the one that ``final_lr`` belongs to."""

@@ -23,7 +23,6 @@ from cprop.optimizers.base import (
     NativeOptimizer,
     Options,
     check_betas,
-    check_lr,
     check_non_negative,
     complete,
 )
@@ -104,6 +103,11 @@ class AdamFamily(NativeOptimizer):
 
     shared_square = "exp_avg_sq"
     maximum_flag: ClassVar[str] = "amsgrad"
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_betas(group["betas"])
+        check_non_negative(eps=group["eps"], weight_decay=group["weight_decay"])
 
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if group[self.maximum_flag] else ())
@@ -204,9 +208,6 @@ class CPropAdam(AdamFamily):
         decoupled_weight_decay: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        check_lr(lr)
-        check_betas(betas)
-        check_non_negative(eps=eps, weight_decay=weight_decay)
         super().__init__(
             params,
             {

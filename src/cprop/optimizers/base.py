@@ -85,14 +85,12 @@ class Options(TypedDict, total=False):
 
 
 def complete(options: Options) -> dict[str, Any]:
-    """The options with their defaults filled in, checked."""
+    """The options with their defaults filled in."""
     defaults = {"maximize": False, "foreach": None, "fused": None, "capturable": False, **Settings()._asdict()}
     unknown = sorted(set(options) - set(defaults))
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}: choose from {', '.join(defaults)}")
-    completed = {**defaults, **options}
-    settings_of(completed).check()
-    return completed
+    return {**defaults, **options}
 
 
 def settings_of(group: Mapping[str, Any]) -> Settings:
@@ -124,20 +122,26 @@ def check_betas(betas: tuple[float, float]) -> None:
         require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must lie in [0, 1)")
 
 
+class Moved(NamedTuple):
+    """A param group, and those of its parameters that a step moves."""
+
+    group: dict[str, Any]
+    params: list[Tensor]
+
+
 class ConformityOptimizer(Optimizer):
     """What every optimizer of this package shares: settings in the groups, statistics in the state."""
 
     shared_square: ClassVar[str | None] = None
     """The state key of a mean square that may stand in for ours, and then counts with ``step``."""
 
-    @property
-    def _settings(self) -> tuple[str, ...]:
-        """The group entries that a checkpoint may lack."""
-        return Settings._fields
+    def _check(self, group: Mapping[str, Any]) -> None:
+        """Refuse settings that are out of range, given in the constructor, with a group, or by a checkpoint."""
+        settings_of(group).check()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group, as in torch; CProp's settings may be given with it."""
-        settings_of({**self.defaults, **param_group}).check()
+        self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def scales(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -195,43 +199,67 @@ class ConformityOptimizer(Optimizer):
         v_hat = load(tensors[self._square_key(tensors)]) / h.corrections.b_v
         return v_hat.sqrt() * h.corrections.b
 
-    def _begin_step(self, closure: Callable[[], float] | None) -> float | None:
-        """Evaluate the closure, if there is one, and look at the gradients before anything moves."""
+    def _begin_step(self, closure: Callable[[], float] | None) -> tuple[float | None, list[Moved]]:
+        """Evaluate the closure, if there is one, and look at all gradients before anything moves.
+
+        Returns:
+            The closure's loss, and each group with those of its parameters that have a gradient.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refuse_sparse_gradients()
-        return loss
-
-    def _refuse_sparse_gradients(self) -> None:
+        moved = []
         for index, group in enumerate(self.param_groups):
+            params = []
             for p in group["params"]:
-                if p.grad is not None and p.grad.layout != torch.strided:
-                    raise RuntimeError(
-                        f"{type(self).__name__} keeps dense statistics and cannot take the sparse gradient of a "
-                        f"parameter of shape {tuple(p.shape)} in group {index}: build the layer with sparse=False, "
-                        "or give that parameter an optimizer of its own, such as torch.optim.SparseAdam"
-                    )
+                g = p.grad
+                if g is not None:
+                    if g.layout is not torch.strided:
+                        raise RuntimeError(
+                            f"{type(self).__name__} keeps dense statistics and cannot take the sparse gradient of a "
+                            f"parameter of shape {tuple(p.shape)} in group {index}: build the layer with sparse=False, "
+                            "or give that parameter an optimizer of its own, such as torch.optim.SparseAdam"
+                        )
+                    params.append(p)
+            moved.append(Moved(group, params))
+        return loss, moved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a ``state_dict``, keeping the dtype of the statistics.
 
-        Settings of CProp that the checkpoint lacks stay as they are, so that a checkpoint of the
-        plain optimizer is a warm start: its state is taken over, and the statistics start empty.
+        Settings that the checkpoint lacks stay as they are, so that a checkpoint of the plain
+        optimizer is a warm start: its state is taken over, and the statistics start empty.
 
         Raises:
             CheckpointError: if the checkpoint does not fit; nothing of it is loaded then.
         """
-        state_dict = state_dict.copy()
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            replaced = hook(self, state_dict)
-            state_dict = state_dict if replaced is None else replaced
-        saved = checkpoint.match(state_dict, self.param_groups)
-        groups = checkpoint.merge_settings(state_dict["param_groups"], self.param_groups, self._settings)
-        self._load({**state_dict, "param_groups": groups}, saved)
+        with checkpoint.refusing_what_does_not_fit():
+            state_dict = dict(state_dict)
+            for hook in self._optimizer_load_state_dict_pre_hooks.values():
+                replaced = hook(self, state_dict)
+                state_dict = state_dict if replaced is None else replaced
+            saved = checkpoint.match(state_dict, self.param_groups)
+            groups = checkpoint.merge_settings(state_dict["param_groups"], self.param_groups, self.defaults)
+            for group in groups:
+                self._check(group)
+            self._load({**state_dict, "param_groups": groups}, saved)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Add zero state for parameters that have none while others have, as it will be before their first gradient."""
+        state = state_dict["state"]
+        if state:
+            for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+                for i, p in zip(saved["params"], group["params"], strict=True):
+                    if not state.get(i) and p.requires_grad:
+                        state[i] = self._placeholder(p, group)
+        return state_dict
+
+    @abstractmethod
+    def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The zero state of a parameter that has not had a gradient."""
 
     @abstractmethod
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
@@ -263,7 +291,7 @@ def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Ten
     """A saved counter or state tensor, as :func:`new_counter` or :func:`new_state` would make it."""
     if key in COUNTERS:
         counter = new_counter(p, group)
-        return counter.copy_(checkpoint.check_tensor(key, saved, counter.shape))
+        return counter.fill_(checkpoint.check_counter(key, saved))
     tensor = checkpoint.check_tensor(key, saved, p.shape)
     return restore(tensor, p, group["cprop_state_dtype"], signed=key not in UNSIGNED)
 
@@ -273,9 +301,15 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if key not in COUNTERS}
 
 
+ONE: Final = torch.tensor(1.0)
+
+
 def count_up(counters: list[Tensor]) -> None:
     """Add one to each counter."""
-    if counters:
+    if counters and counters[0].is_cpu and not torch.compiler.is_compiling():
+        # A number would be made into a tensor anew for each counter: three times the time.
+        torch._foreach_add_(counters, ONE, alpha=1.0)
+    elif counters:
         torch._foreach_add_(counters, 1.0)
 
 
@@ -306,6 +340,10 @@ class NativeOptimizer(ConformityOptimizer):
     def _flags(self, group: Mapping[str, Any]) -> Any:
         """What decides the shape of the rule, not its numbers."""
 
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_lr(group["lr"])
+
     def _shares_square(self, group: Mapping[str, Any]) -> bool:
         """Whether the algorithm's mean square is the one the statistics would keep."""
         return False
@@ -320,39 +358,35 @@ class NativeOptimizer(ConformityOptimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = self._begin_step(closure)
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
+        loss, moved = self._begin_step(closure)
+        for group, params in moved:
             way = choose(params, group["foreach"], group["fused"])
             run(type(self).rule, self._jobs(params, group), self._flags(group), way)
         return loss
 
-    @property
-    def _settings(self) -> tuple[str, ...]:
-        return tuple(self.defaults)
-
     def _jobs(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Job]:
-        """Allocate what is missing of the parameters' state, count the step, and gather it."""
+        """Allocate what is missing of the parameters' state, count the step, and gather those that march in step."""
         keys, shared = self._state_keys(group), self._shares_square(group)
         fresh = [self._prepare(p, group, keys, shared) for p in params]
         states = [self.state[p] for p in params]
         counters = ("step", STEP) if self.counts_steps else (STEP,)
         count_up([state[counter] for state in states for counter in counters])
         needs_abs = needs_mean_abs(group["cprop_measure"])
-        scalars: dict[Any, Any] = {}
-        jobs = []
+        jobs: dict[Any, Job] = {}
         for p, state, first in zip(params, states, fresh, strict=True):
-            # Parameters mostly march in step: their scalars are the same, and computed once.
-            t, own_t = count(state[counters[0]], group), count(state[STEP], group)
-            square = self._square_key(state)
-            key = (t, own_t, square, first)
-            if key not in scalars:
-                square_t = own_t if square == MEAN_SQUARE else t
-                scalars[key] = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
             if needs_abs:
                 self._ensure_mean_abs(p, state, group)
-            jobs.append(Job({PARAM: p, GRAD: cast("Tensor", p.grad), **tensors_of(state)}, scalars[key], own_t))
-        return jobs
+            tensors = {PARAM: p, GRAD: cast("Tensor", p.grad), **state}
+            t = own_t = count(tensors.pop(STEP), group)
+            if self.counts_steps:
+                t = count(tensors.pop("step"), group)
+            key = (t, own_t, first, *tensors)
+            if key not in jobs:
+                square_t = own_t if self._square_key(state) == MEAN_SQUARE else t
+                scalars = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
+                jobs[key] = Job(tuple(tensors), [], scalars, own_t)
+            jobs[key].rows.append(tuple(tensors.values()))
+        return list(jobs.values())
 
     def _prepare(self, p: Tensor, group: Mapping[str, Any], keys: tuple[str, ...], shared: bool) -> bool:
         """Allocate what is missing of one parameter's state; whether any of the algorithm's was."""
@@ -388,6 +422,8 @@ class NativeOptimizer(ConformityOptimizer):
 
     def _read_state(self, p: Tensor, group: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Tensor]:
         saved = {key: value for key, value in saved.items() if value is not None}
+        if checkpoint.is_placeholder(saved):
+            return {}
         own = self._state_keys(group) + (("step",) if self.counts_steps else ())
         unknown = set(saved) - {*own, *STATISTICS}
         if unknown:
@@ -401,5 +437,15 @@ class NativeOptimizer(ConformityOptimizer):
         return {key: read_state(key, value, p, group) for key, value in saved.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as torch's optimizers give it; loadable with ``weights_only=True``."""
-        return name_measures(super().state_dict())
+        """The state as torch's optimizers give it; loadable with ``weights_only=True``.
+
+        A parameter that has not had a gradient yet has zero state in it, and none when it is
+        loaded: a checkpoint library looks for the same entries of every parameter.
+        """
+        return name_measures(self._complete_state(super().state_dict()))
+
+    def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        statistics = (MEAN,) if self._shares_square(group) else (MEAN, MEAN_SQUARE)
+        counters = ("step", STEP) if self.counts_steps else (STEP,)
+        keys = (*self._state_keys(group), *statistics)
+        return {key: new_counter(p, group) for key in counters} | {key: new_state(p, group, key) for key in keys}

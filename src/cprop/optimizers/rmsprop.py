@@ -22,7 +22,6 @@ from cprop.moments import (
 from cprop.optimizers.base import (
     NativeOptimizer,
     Options,
-    check_lr,
     check_non_negative,
     complete,
     require,
@@ -124,9 +123,6 @@ class CPropRMSprop(NativeOptimizer):
         centered: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        check_lr(lr)
-        check_non_negative(eps=eps, weight_decay=weight_decay, momentum=momentum)
-        require(0.0 <= alpha < 1.0, f"invalid alpha {alpha}: it must lie in [0, 1)")
         super().__init__(
             params,
             {
@@ -139,6 +135,11 @@ class CPropRMSprop(NativeOptimizer):
                 **complete(options),
             },
         )
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_non_negative(eps=group["eps"], weight_decay=group["weight_decay"], momentum=group["momentum"])
+        require(0.0 <= group["alpha"] < 1.0, f"invalid alpha {group['alpha']}: it must lie in [0, 1)")
 
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] else ()

@@ -14,7 +14,6 @@ from cprop.moments import StatisticsScalars, observe, scale_from
 from cprop.optimizers.base import (
     NativeOptimizer,
     Options,
-    check_lr,
     check_non_negative,
     complete,
     require,
@@ -112,12 +111,6 @@ class CPropSGD(NativeOptimizer):
         nesterov: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        check_lr(lr)
-        check_non_negative(momentum=momentum, weight_decay=weight_decay)
-        require(
-            not nesterov or (momentum > 0 and dampening == 0),
-            f"nesterov needs momentum > 0 and dampening = 0, and got momentum {momentum}, dampening {dampening}",
-        )
         super().__init__(
             params,
             {
@@ -128,6 +121,15 @@ class CPropSGD(NativeOptimizer):
                 "nesterov": nesterov,
                 **complete(options),
             },
+        )
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        momentum, dampening = group["momentum"], group["dampening"]
+        check_non_negative(momentum=momentum, weight_decay=group["weight_decay"])
+        require(
+            not group["nesterov"] or (momentum > 0 and dampening == 0),
+            f"nesterov needs momentum > 0 and dampening = 0, and got momentum {momentum}, dampening {dampening}",
         )
 
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
-from cprop.arithmetic import Number, divided
+from cprop.arithmetic import divided
 from cprop.conformity import Measure, needs_mean_abs
 from cprop.execution import Job, Way, choose, run
 from cprop.moments import (
@@ -38,7 +38,6 @@ from cprop.optimizers.base import (
     new_state,
     read_state,
     settings_of,
-    tensors_of,
 )
 from cprop.rules import GRAD, PARAM
 
@@ -52,8 +51,11 @@ class WrapperFlags(NamedTuple):
 
 
 def observe_gradient(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
-    """The first half of a step, before the inner optimizer moves."""
-    return observe(x[GRAD], x, h)
+    """The first half of a step, before the inner optimizer moves.
+
+    The gradient is written back: what was no number in it is zero now, for the inner optimizer too.
+    """
+    return {GRAD: x[GRAD], **observe(x[GRAD], x, h)}
 
 
 def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
@@ -81,7 +83,8 @@ class CProp(ConformityOptimizer):
 
     Everything the inner optimizer does to a parameter is scaled, decoupled weight decay included;
     where that matters, use :class:`CPropAdamW`. A step costs one copy of the parameters; the native
-    optimizers do without.
+    optimizers do without. Elements of a gradient that are NaN or infinite count as zero, and are
+    set to zero in ``p.grad``, so that they do not stay in the inner optimizer's state either.
 
     Args:
         optimizer: the inner optimizer, new or in mid-training.
@@ -158,10 +161,6 @@ class CProp(ConformityOptimizer):
         return _around(optimizer_class)  # type: ignore[arg-type]  # a class is hashable
 
     @property
-    def _settings(self) -> tuple[str, ...]:
-        return (*Settings._fields, "cprop_foreach", "cprop_fused")
-
-    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's groups: the same list, whoever replaces it."""
         return self.inner.param_groups
@@ -187,7 +186,7 @@ class CProp(ConformityOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group to the inner optimizer; CProp's settings may be given with it."""
-        own = {name: self.defaults[name] for name in self._settings}
+        own = {name: value for name, value in self.defaults.items() if name.startswith(PREFIX)}
         settings_of({**own, **param_group}).check()
         self.inner.add_param_group({**own, **param_group})
 
@@ -201,26 +200,32 @@ class CProp(ConformityOptimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = self._begin_step(closure)
-        moved = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        ways = [self._way(params, group) for group, params in moved]
-        observed: list[list[Job]] = []
-        snapshots: list[list[Tensor]] = []
+        loss, moved = self._begin_step(closure)
+        scalings: list[tuple[list[Job], WrapperFlags, Way]] = []
         with self._statistics() as statistics:
-            for (group, params), way in zip(moved, ways, strict=True):
-                jobs = self._observations(params, statistics, group)
+            for group, params in moved:
+                flags, way = WrapperFlags(group["cprop_measure"]), self._way(params, group)
+                observations, scalings_of_group = self._jobs(params, statistics, group)
                 # Before the inner step, which may write to the gradient or drop it.
-                run(observe_gradient, jobs, WrapperFlags(group["cprop_measure"]), way)
-                observed.append(jobs)
-                snapshots.append([p.detach().clone() for p in params])
+                run(observe_gradient, observations, flags, way)
+                scalings.append((scalings_of_group, flags, way))
             self.inner.step()
-        for (group, params), way, jobs, before in zip(moved, ways, observed, snapshots, strict=True):
-            rescaled = [
-                Job({PARAM: p, SNAPSHOT: snapshot, **own_tensors(self.state[p])}, job.scalars, job.t)
-                for p, snapshot, job in zip(params, before, jobs, strict=True)
-            ]
-            run(rescale_update, rescaled, WrapperFlags(group["cprop_measure"]), way)
+        for jobs, flags, way in scalings:
+            run(rescale_update, jobs, flags, way)
         return loss
+
+    def _snapshot(self, p: Tensor) -> Tensor:
+        """A copy of a parameter as it is now, in memory that the next step will use again on a CPU.
+
+        There, fresh memory is handed out page by page, which takes longer than the copy. On a
+        device it comes from torch's pool, and goes back there for the rest of the iteration.
+        """
+        if not p.is_cpu:
+            return p.detach().clone()
+        kept: dict[Tensor, Tensor] = self.__dict__.setdefault("_kept", {})
+        if p not in kept or kept[p].shape != p.shape or kept[p].dtype != p.dtype or kept[p].stride() != p.stride():
+            kept[p] = torch.empty_like(p, requires_grad=False)
+        return kept[p].copy_(p)
 
     @staticmethod
     def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
@@ -241,28 +246,29 @@ class CProp(ConformityOptimizer):
                 if self.state.get(p) and STEP not in self.state[p]:
                     self.state[p].update(empty_statistics(p, group))
 
-    def _observations(
+    def _jobs(
         self, params: list[Tensor], statistics: Mapping[Tensor, dict[str, Any]], group: Mapping[str, Any]
-    ) -> list[Job]:
-        """Allocate what is missing of the parameters' statistics, count the step, and gather them."""
+    ) -> tuple[list[Job], list[Job]]:
+        """Allocate what is missing of the parameters' statistics, count the step, and gather both halves of it."""
         for p in params:
             if STEP not in statistics[p]:
                 statistics[p].update(empty_statistics(p, group))
         count_up([statistics[p][STEP] for p in params])
         needs_abs = needs_mean_abs(group["cprop_measure"])
-        scalars: dict[Number, StatisticsScalars] = {}
-        jobs = []
+        jobs: dict[Any, tuple[Job, Job]] = {}
         for p in params:
-            own = statistics[p]
             if needs_abs:
-                self._ensure_mean_abs(p, own, group)
-            # Parameters mostly march in step: one set of scalars serves them all, and tells the
-            # ways of running that they can be run together.
-            t = count(own[STEP], group)
-            if t not in scalars:
-                scalars[t] = statistics_scalars(group, t)
-            jobs.append(Job({GRAD: cast("Tensor", p.grad), **own_tensors(own)}, scalars[t], t))
-        return jobs
+                self._ensure_mean_abs(p, statistics[p], group)
+            own = dict(statistics[p])
+            t = count(own.pop(STEP), group)
+            key = (t, *own)
+            if key not in jobs:
+                h = statistics_scalars(group, t)
+                jobs[key] = Job((GRAD, *own), [], h, t), Job((PARAM, SNAPSHOT, *own), [], h, t)
+            observation, scaling = jobs[key]
+            observation.rows.append((writable_gradient(p), *own.values()))
+            scaling.rows.append((p, self._snapshot(p), *own.values()))
+        return [observation for observation, _ in jobs.values()], [scaling for _, scaling in jobs.values()]
 
     @contextmanager
     def _statistics(self) -> Iterator[Mapping[Tensor, dict[str, Any]]]:
@@ -287,11 +293,15 @@ class CProp(ConformityOptimizer):
         """One ordinary ``state_dict`` for both optimizers, loadable with ``weights_only=True``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state_dict = name_measures(self.inner.state_dict())
+        state_dict = name_measures(self._complete_state(self.inner.state_dict()))
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         return state_dict
+
+    def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        # Only ours: what the inner optimizer would keep is its own to know.
+        return empty_statistics(p, group)
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
         own: dict[Tensor, dict[str, Tensor]] = {}
@@ -299,12 +309,21 @@ class CProp(ConformityOptimizer):
             for p in group["params"]:
                 entries = {key: value for key, value in saved.get(p, {}).items() if key.startswith(PREFIX)}
                 checkpoint.all_or_none(entries, (STEP, MEAN, MEAN_SQUARE))
-                own[p] = {key: read_state(key, value, p, group) for key, value in entries.items()}
+                if set(entries) != set(saved.get(p, {})) or not checkpoint.is_placeholder(entries):
+                    own[p] = {key: read_state(key, value, p, group) for key, value in entries.items()}
+        checkpoint.check_shapes(saved)
         inner_state = {
-            i: {key: value for key, value in entries.items() if not str(key).startswith(PREFIX)}
+            i: {key: value for key, value in entries.items() if not key.startswith(PREFIX)}
             for i, entries in state_dict["state"].items()
         }
-        self.inner.load_state_dict({**state_dict, "state": inner_state})
+        groups, state = self.param_groups, self.state
+        try:
+            self.inner.load_state_dict(
+                {**state_dict, "state": {i: entries for i, entries in inner_state.items() if entries}}
+            )
+        except Exception:
+            self.param_groups, self.state = groups, state
+            raise
         for p, statistics in own.items():
             if statistics:
                 self.state[p].update(statistics)
@@ -316,9 +335,12 @@ def empty_statistics(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     return {STEP: new_counter(p, group)} | {key: new_state(p, group, key) for key in (MEAN, MEAN_SQUARE)}
 
 
-def own_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """CProp's part of a parameter's state, without the counter."""
-    return {key: value for key, value in tensors_of(state).items() if key.startswith(PREFIX)}
+def writable_gradient(p: Tensor) -> Tensor:
+    """A parameter's gradient, or a copy in its place if several of its elements share their memory."""
+    g = cast("Tensor", p.grad)
+    if 0 in g.stride() and not g.is_contiguous():
+        p.grad = g = g.clone(memory_format=torch.contiguous_format)
+    return g
 
 
 def refuse_unsuitable(optimizer: Optimizer) -> None:
