@@ -14,10 +14,10 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from rich.console import Console
@@ -28,7 +28,7 @@ from torch import Tensor
 import cprop
 from benchmarks.authors import AuthorsCProp
 from benchmarks.shapes import SHAPES
-from cprop import compiled
+from cprop.execution import Job, Way, run
 
 REFERENCE = "torch Adam, fused"
 LARGE = 50_000_000
@@ -56,7 +56,10 @@ class Amount(NamedTuple):
     value: float
 
 
-def bare(x: dict[str, Tensor], h: Amount, names: tuple[str, ...]) -> dict[str, Tensor]:
+NOTHING = Amount(0.0)
+
+
+def bare(x: Mapping[str, Tensor], h: Amount, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Read the gradient and the named tensors, and write the named tensors: the bytes of a step, no more."""
     return {name: x[name] + x["grad"] * h.value for name in names}
 
@@ -67,20 +70,12 @@ class Bare:
     def __init__(self, params: list[Tensor], names: tuple[str, ...]) -> None:
         self.params, self.names = params, names
         self.state = {p: {name: torch.zeros_like(p) for name in names[1:]} for p in params}
-        self.numbers, self.structure = compiled.pack(
-            compiled.Call(Amount(0.0), t=1.0), torch.float32, torch.device("cpu")
-        )
 
     @torch.no_grad()
     def step(self) -> None:
         """Move the bytes."""
-        dtypes = (torch.float32,) * (len(self.names) + 1)
-        kernel = compiled.kernel(
-            bare, self.names, self.structure, len(self.numbers), ("grad", *self.names), dtypes, torch.device("cpu")
-        )
-        for p in self.params:
-            assert p.grad is not None
-            kernel(p.grad.view(-1), p.view(-1), *(x.view(-1) for x in self.state[p].values()), self.numbers)
+        rows = [(cast("Tensor", p.grad), p, *self.state[p].values()) for p in self.params]
+        run(bare, [Job(("grad", *self.names), rows, NOTHING, 1.0)], self.names, Way.FUSED)
 
 
 def schedule_free(params: list[Tensor]) -> Any:
@@ -311,8 +306,9 @@ def save(arguments: argparse.Namespace, rows: list[Row]) -> None:
             "rows": [asdict(row) for row in rows],
         }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    if arguments.chart:
-        draw(rows, "25M" if "25M" in arguments.shapes else arguments.shapes[0], arguments.chart)
+    shape = "25M" if "25M" in arguments.shapes else arguments.shapes[0]
+    if arguments.chart and any(row.shape == shape for row in rows):
+        draw(rows, shape, arguments.chart)
 
 
 if __name__ == "__main__":

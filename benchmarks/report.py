@@ -1,0 +1,168 @@
+"""Write what was measured into the documentation: ``python -m benchmarks.report``.
+
+A page holds its tables between two markers, ``<!-- measured: NAME -->`` and ``<!-- end -->``. They are
+made here from ``benchmarks/results``, and nowhere else; a test fails if a page says anything different.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import cost_model
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "step.md", ROOT / "docs" / "scale.md")
+SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
+
+
+def results(name: str) -> Any:
+    """A committed measurement."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(headings)]
+    lines += [["---"] * len(lines[0]), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def ratios() -> dict[str, dict[str, float]]:
+    """Time against torch's fused Adam, by optimizer and list of parameters."""
+    found: dict[str, dict[str, float]] = {}
+    for row in results("step")["rows"]:
+        found.setdefault(row["name"], {})[row["shape"]] = row["ratio"]
+    return found
+
+
+def step() -> str:
+    """The step of every optimizer on every list."""
+    headings = ["time against torch's fused Adam", *SHAPES]
+    return table(
+        headings,
+        ([name, *(f"{row[shape]:.2f}" if shape in row else "" for shape in SHAPES)] for name, row in ratios().items()),
+    )
+
+
+def memory() -> str:
+    """Bytes of state and of temporaries."""
+    rows = [row for row in results("step")["rows"] if row["shape"] == "25M"]
+    return table(
+        ["optimizer", "state, bytes a parameter", "temporary, bytes a parameter"],
+        (
+            [row["name"], f"{row['state_bytes_per_parameter']:.1f}", f"{row['temporary_bytes_per_parameter']:.1f}"]
+            for row in rows
+            if "bare" not in row["name"]
+        ),
+    )
+
+
+def limits() -> str:
+    """CPropAdam's kernel with one part after another taken out."""
+    measured = results("limits")
+    adam = measured["kernel_ms"]["torch Adam, fused"]
+    rows = [
+        [name if name == "torch Adam, fused" else f"CPropAdam's kernel without {name}", f"{ms:.1f}", f"{ms / adam:.2f}"]
+        for name, ms in measured["kernel_ms"].items()
+    ]
+    python = measured["python_us_per_parameter"]
+    lines = [f"{name}: {python[name]:.0f} µs" for name in python]
+    return (
+        table(["25 M parameters", "ms", "against fused Adam"], rows)
+        + f"\n\nBesides the arithmetic, a step spends on each parameter: {'; '.join(lines)}."
+    )
+
+
+def formats() -> str:
+    """Training loss by the format of the state."""
+    final = results("state_formats")["final"]
+    return table(
+        ["state", "training loss after 10,000 iterations", "standard deviation", "by seed"],
+        (
+            [name, f"{statistics.mean(x):.4f}", f"{statistics.stdev(x):.4f}", ", ".join(f"{loss:.4f}" for loss in x)]
+            for name, x in final.items()
+        ),
+    )
+
+
+def time_to_target() -> str:
+    """Seconds to the plain optimizer's final loss."""
+    rows = [
+        [
+            run["optimizer"],
+            str(run["seed"]),
+            f"{run['target']:.4f}",
+            f"{run['plain']['seconds']:.1f}",
+            f"{run['cprop']['seconds']:.1f}",
+            f"{run['cprop']['iterations']:,}",
+            f"{run['speedup']:.2f}",
+        ]
+        for run in results("time_to_target")["results"]
+    ]
+    return table(["optimizer", "seed", "target", "plain, s", "CProp, s", "CProp, iterations", "times shorter"], rows)
+
+
+def preemption() -> str:
+    """The outcome of the preemption test."""
+    run = results("preemption")
+    damaged = sum("damaged" in event for event in run["events"])
+    worlds = "-".join(str(event["world"]) for event in run["events"])
+    return (
+        f"{run['kills']} kills in {run['steps']:,} steps, on {worlds} ranks in turn; {damaged} checkpoints damaged on "
+        f"purpose, all of them passed over. Largest difference of the loss to the undisturbed run, at any step: "
+        f"{run['difference']:.1e}."
+    )
+
+
+def claims() -> str:
+    """The README's sentence on the step."""
+    names = (
+        "bare loop, the bytes of CPropAdam",
+        "CPropAdam, fused",
+        "CProp(Adam), fused",
+        "authors' formulation around fused Adam",
+    )
+    limit, native, wrapper, authors = (ratios()[name]["25M"] for name in names)
+    return (
+        f"A compiled loop that moves the same bytes and computes nothing takes {limit:.1f} times fused Adam; "
+        f"`CPropAdam` takes {native:.1f}, the wrapper around fused Adam {wrapper:.1f}, and the authors' formulation "
+        f"{authors:.0f}."
+    )
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "claims": claims,
+    "step": step,
+    "memory": memory,
+    "limits": limits,
+    "formats": formats,
+    "time to target": time_to_target,
+    "preemption": preemption,
+    "cost by bytes": cost_model.check_table,
+    "cost at scale": cost_model.scale_table,
+}
+
+
+def filled(page: str) -> str:
+    """A page with all its measured sections made anew."""
+
+    def section(match: re.Match[str]) -> str:
+        return f"<!-- measured: {match[1]} -->\n{SECTIONS[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- measured: ([\w ]+) -->\n.*?<!-- end -->", section, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Bring the pages up to date."""
+    for path in PAGES:
+        path.write_text(filled(path.read_text()))
+        print(f"{path.relative_to(ROOT)} is up to date")
+
+
+if __name__ == "__main__":
+    main()
