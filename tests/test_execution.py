@@ -2,6 +2,10 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from table import INNERS, NATIVES, TABLE, gradients, inputs, train
 from torch._dynamo.utils import counters
 
 import cprop
-from cprop import execution
+from cprop import compiled, execution
 from cprop.arithmetic import divided, expanded_functions, two_sided_normal
 from cprop.moments import statistics_scalars
 from cprop.optimizers import wrapper
@@ -156,11 +160,12 @@ def test_rules_trace_whole(entry):
     optimizer = entry.build(params, capturable=True)
     gradients(params, 0)
     (job,) = optimizer._jobs(params, optimizer.param_groups[0])
+    tensors = dict(zip(job.names, *job.rows, strict=True))
     rule, flags = type(optimizer).rule, optimizer._flags(optimizer.param_groups[0])
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, h: rule(x, h, flags), fullgraph=True, backend="eager")
     with torch.no_grad():
-        traced, direct = compiled(job.tensors, job.scalars), rule(job.tensors, job.scalars, flags)
+        traced, direct = compiled(tensors, job.scalars), rule(tensors, job.scalars, flags)
     for name, value in direct.items():
         torch.testing.assert_close(traced[name], value)
 
@@ -246,3 +251,71 @@ def test_the_user_may_compile_the_whole_step(build):
     train(plain, theirs, 10)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+def test_autograd_sees_that_a_parameter_was_written_to(way):
+    w = torch.nn.Parameter(torch.randn(8))
+    optimizer = cprop.CPropAdam([w], lr=0.01, **WAYS[way])
+    loss = (w * w).sum()
+    w.grad = torch.ones(8)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("length", [compiled.LONG - 1, compiled.LONG, 3 * compiled.LONG + 5])
+def test_short_and_long_kernels_agree(length):
+    """A short one runs on one thread, a long one on all; both write the odd elements at the end."""
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, length)) for _ in range(2)]
+    fused, plain = (cprop.CPropAdam([p], lr=0.01, fused=f) for p, f in zip(params, (True, None), strict=True))
+    for step in range(3):
+        gradient = torch.randn(length, generator=torch.Generator().manual_seed(step))
+        for p, optimizer in zip(params, (fused, plain), strict=True):
+            p.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(*params, atol=1e-6, rtol=0)
+
+
+def test_a_kernel_does_not_run_past_the_end_of_a_parameters_state():
+    """It does not look at shapes: whoever calls it must."""
+    w = torch.nn.Parameter(torch.ones(8))
+    optimizer = cprop.CPropSGD([w], lr=0.01, fused=True)
+    train(optimizer, [w], 1)
+    w.data = torch.ones(1 << 16)
+    gradients([w], 1)
+    with pytest.raises(
+        RuntimeError, match=r"differ in size \(param \(65536,\), grad \(65536,\), cprop_m \(8,\), .* new optimizer"
+    ):
+        optimizer.step()
+
+
+FIRST_STEP = """
+import sys, time
+import torch
+torch.compile(lambda x: x + 1)(torch.ones(1 << 16))  # torch tries out the C++ compiler once a machine
+import cprop
+sys.path.insert(0, sys.argv[1])
+from benchmarks.shapes import SHAPES
+params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES["resnet-like"]()]
+for p in params:
+    p.grad = torch.ones_like(p)
+optimizer = cprop.CPropAdam(params, fused=True)
+start = time.perf_counter()
+optimizer.step()
+print(time.perf_counter() - start)
+"""
+
+
+@pytest.mark.xdist_group("alone")
+def test_the_first_step_of_a_long_list_compiles_within_15_seconds(tmp_path):
+    """From an empty cache, for all 168 tensors: two kernels, one for the long ones and one for the short."""
+    result = subprocess.run(
+        [sys.executable, "-c", FIRST_STEP, str(Path(__file__).parents[1])],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert float(result.stdout) < 15

@@ -207,3 +207,20 @@ def test_gradients_in_half_precision_with_lean_state():
         gradients(params, step)
         optimizer.step()
     assert all(p.dtype == torch.bfloat16 and torch.isfinite(p).all() for p in params)
+
+
+def test_the_wrappers_snapshot_is_its_only_temporary_and_its_memory_is_used_again():
+    params = [torch.nn.Parameter(torch.randn(64, 32))]
+    optimizer = cprop.CProp(torch.optim.SGD(params, lr=0.01))
+    train(optimizer, params, 1)
+    (snapshot,) = optimizer._kept.values()
+    address = snapshot.data_ptr()
+    train(optimizer, params, 3)
+    (snapshot,) = optimizer._kept.values()
+    assert snapshot.data_ptr() == address
+    params[0].data = params[0].data.t().contiguous().double()  # another shape and dtype under the same parameter
+    optimizer.state.clear()
+    train(optimizer, params, 1)
+    (snapshot,) = optimizer._kept.values()
+    assert (snapshot.shape, snapshot.dtype) == (params[0].shape, torch.float64)
+    assert "_kept" not in copy.deepcopy(optimizer).__dict__

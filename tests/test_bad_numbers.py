@@ -1,0 +1,106 @@
+"""One bad batch: NaN and infinite gradients, clipping, accumulation, layers frozen for a while."""
+
+import pytest
+import torch
+from table import TABLE, gradients, inputs, train
+from test_execution import WAYS, prefixed
+
+import cprop
+from cprop.arithmetic import expanded_functions
+from cprop.rules import usable
+
+BAD = [torch.nan, torch.inf, -torch.inf]
+
+
+def finite(optimizer, params):
+    tensors = [p.detach() for p in params]
+    tensors += [v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
+    return all(torch.isfinite(torch.view_as_real(x) if x.is_complex() else x).all() for x in tensors)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_one_bad_batch_does_not_poison_anything(entry, way):
+    """What is no number counts as a gradient of zero, element by element, and everything else goes on."""
+    ours, theirs = inputs(), inputs()
+    optimizers = [entry.build(ps, **prefixed(entry, WAYS[way])) for ps in (ours, theirs)]
+    for step in range(12):
+        for params, optimizer, bad in zip((ours, theirs), optimizers, (True, False), strict=True):
+            gradients(params, step)
+            if step == 5:
+                for i, value in enumerate(BAD):
+                    params[4].grad[0, 0, 0, i] = value if bad else 0.0
+                params[1].grad.fill_(torch.nan if bad else 0.0)
+            optimizer.step()
+    assert finite(optimizers[0], ours)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_bad_numbers_in_other_precisions(dtype):
+    params = inputs(dtype)
+    optimizer = cprop.CPropAdam(params, lr=0.01)
+    train(optimizer, params, 3)
+    gradients(params, 3)
+    params[2].grad[0, 0] = torch.inf
+    params[2].grad[0, 1] = torch.nan
+    optimizer.step()
+    assert finite(optimizer, params)
+
+
+@pytest.mark.parametrize("expand", [False, True])
+def test_usable_keeps_every_number(expand):
+    g = torch.tensor([0.0, -0.0, 1e-45, -3.4e38, 3.4e38])
+    with expanded_functions(expand):
+        assert torch.equal(usable(g).view(torch.int32), g.view(torch.int32))
+        assert torch.equal(usable(torch.tensor(BAD)), torch.zeros(3))
+
+
+def test_the_wrapper_zeroes_what_is_no_number_in_the_gradient_and_nothing_else():
+    w = torch.nn.Parameter(torch.ones(4))
+    optimizer = cprop.CProp(torch.optim.Adam([w], lr=0.1))
+    w.grad = torch.tensor([1.0, torch.nan, -torch.inf, 2.0])
+    optimizer.step()
+    assert w.grad.tolist() == [1.0, 0.0, 0.0, 2.0]
+    w.grad = torch.tensor(3.0).expand(4)  # one element in memory: not ours to write to
+    optimizer.step()
+    assert w.grad.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("entry", TABLE[:12:5], ids=lambda entry: entry.id)
+def test_clipping_and_accumulation_are_seen_as_any_gradient(entry):
+    """What the statistics see is ``p.grad`` as it is when ``step`` is called."""
+    clipped, direct = inputs(), inputs()
+    on_clipped, on_direct = entry.build(clipped), entry.build(direct)
+    for step in range(5):
+        gradients(clipped, step)
+        norm = torch.nn.utils.clip_grad_norm_(clipped, 0.5)
+        gradients(direct, step)
+        for p in direct:
+            p.grad = (p.grad / 2) * torch.clamp(0.5 / (norm + 1e-6), max=1.0)
+            p.grad += p.grad.clone()  # accumulated from two halves
+        on_clipped.step()
+        on_direct.step()
+    for a, b in zip(clipped, direct, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+def test_a_layer_frozen_for_a_while_goes_on_where_it_was(entry):
+    """Steps without a gradient do not count: the other layer has never been away."""
+    frozen, alone = inputs(), inputs()
+    optimizer, on_alone = entry.build(frozen), entry.build(alone[:1] + alone[2:])
+    untouched = inputs()[1:2]
+    on_untouched = entry.build(untouched)
+    for step in range(12):
+        gradients(frozen, step)
+        gradients(alone, step)
+        if 4 <= step < 8:
+            frozen[1].grad = None
+        else:
+            untouched[0].grad = frozen[1].grad.clone()
+            on_untouched.step()
+        optimizer.step()
+        on_alone.step()
+    assert torch.equal(frozen[1], untouched[0])
+    assert torch.equal(frozen[2], alone[2])

@@ -1,0 +1,64 @@
+"""DeepSpeed's ZeRO, stages 1 to 3: the parameters of one process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_distributed import NAMES, STEPS, batch, build, loss, network, one_process
+
+pytest.importorskip("deepspeed", exc_type=ImportError)
+
+TESTS = Path(__file__).parent
+
+
+def train(stage, folder):
+    """One rank's part, in every way but the same: ZeRO hands out flat shards, of which nothing else is left."""
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for index, name in enumerate(NAMES):
+        model = network()
+        config = {
+            "train_batch_size": 8,
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": 1e9,  # by default DeepSpeed clips the norm to one, and the reference does not
+        }
+        optimizer = build(name, "tensor by tensor", model.parameters())
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        for step in range(STEPS):
+            inputs, targets = batch(step)
+            engine.backward(loss(engine, inputs[rank::world], targets[rank::world]))
+            engine.step()
+        with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
+            if rank == 0:
+                torch.save([p.detach().clone() for p in model.parameters()], f"{folder}/{index}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.xdist_group("distributed")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_is_one_process(stage, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*torchrun, str(TESTS / "test_deepspeed.py"), str(stage), str(tmp_path)],
+        cwd=TESTS,
+        env={**os.environ, **environment, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    for index, name in enumerate(NAMES):
+        reference = one_process(name, "tensor by tensor", 2)
+        for ours, theirs in zip(torch.load(tmp_path / f"{index}.pt"), reference, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,15 @@
+"""A run that is killed, resized and damaged ends with the losses of one that was left alone (the short form)."""
+
+import pytest
+from benchmarks import preemption
+
+
+@pytest.mark.xdist_group("distributed")
+def test_killed_resized_and_damaged_runs_end_where_an_undisturbed_one_does(tmp_path):
+    reference = preemption.undisturbed(tmp_path / "undisturbed", 1, 150, 10, 120)
+    events = preemption.soak(tmp_path / "soak", kills=3, steps=150, every=10, seed=1, patience=120, damages=2)
+    assert len(events) == 4
+    curve = preemption.curve(tmp_path / "soak")
+    assert curve.keys() == reference.keys()
+    # Other numbers of ranks add gradients up in another order; the rest is equal.
+    assert max(abs(curve[step] - loss) for step, loss in reference.items()) < 1e-3
