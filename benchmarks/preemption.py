@@ -121,13 +121,11 @@ def soak(
     events: list[dict[str, Any]] = []
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        expected = newest(folder)
-        if len(events) < damages and len(checkpoints(folder)) > 1:
-            hurt = damage(checkpoints(folder)[0], rng)
-            events_damage = {"damaged": hurt}
-            expected = int(checkpoints(folder)[1].name.removeprefix("step-"))
-        else:
-            events_damage = {}
+        found = checkpoints(folder)
+        hurt: dict[str, str] = {}
+        if len(found) > 1 and sum("damaged" in event for event in events) < damages:
+            hurt = {"damaged": damage(found.pop(0), rng)}
+        expected = int(found[0].name.removeprefix("step-")) if found else 0
         world = rng.choice(WORLDS)
         before = len(log(folder))
         processes = start(folder, world, steps, every)
@@ -150,16 +148,10 @@ def soak(
         if started["step"] != expected:
             raise RuntimeError(f"went on from step {started['step']}, and the newest whole checkpoint was {expected}")
         last = max(curve(folder), default=0)
-        events.append({"world": world, "from": started["step"], "to": last, **events_damage})
+        events.append({"world": world, "from": started["step"], "to": last, **hurt})
         print(f"{len(events):3d}: {events[-1]}", flush=True)
         if log(folder)[-1].get("event") == "finished":
             return events
-
-
-def newest(folder: Path) -> int:
-    """The step of the newest finished checkpoint."""
-    found = checkpoints(folder)
-    return int(found[0].name.removeprefix("step-")) if found else 0
 
 
 def wait_for_start(folder: Path, before: int, processes: list[subprocess.Popen[bytes]], patience: float) -> None:

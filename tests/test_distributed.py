@@ -34,6 +34,11 @@ WAYS = ("tensor by tensor", "foreach", "fused")
 CASES = [(name, way) for name in NAMES for way in WAYS]
 
 
+def cases(dtype):
+    """Kernels are float32's; in float64, which is here to see through rounding, the eager ways are enough."""
+    return [case for case in CASES if dtype == torch.float32 or case[1] != "fused"]
+
+
 def build(name, way, params):
     prefix = "cprop_" if name.startswith("CProp-") else ""
     return BUILD[name](
@@ -76,13 +81,14 @@ class Copies(nn.Module):
 
     def __init__(self, dtype, width=13):
         super().__init__()
-        self.networks = nn.ModuleList(network(dtype, width) for _ in CASES)
+        self.cases = cases(dtype)
+        self.networks = nn.ModuleList(network(dtype, width) for _ in self.cases)
 
     def forward(self, inputs, targets):
         return sum(loss(model, inputs, targets) for model in self.networks)
 
     def optimizers(self):
-        return [build(*case, model.parameters()) for case, model in zip(CASES, self.networks, strict=True)]
+        return [build(*case, model.parameters()) for case, model in zip(self.cases, self.networks, strict=True)]
 
 
 def train(model, optimizers, part, of, dtype):
@@ -112,14 +118,14 @@ def compare(kind, world, case, model, folder, rank):
 def fsdp2(rank, world, folder, split, dtype=torch.float32):
     copies = fully_shard(Copies(dtype), mesh=init_device_mesh("cpu", (world,)))
     train(copies, copies.optimizers(), *((rank, world) if split else (0, 1)), dtype)
-    for case, model in zip(CASES, copies.networks, strict=True):
+    for case, model in zip(copies.cases, copies.networks, strict=True):
         compare(f"fsdp2-{split}", world, case, model, folder, rank)
 
 
 def ddp(rank, world, folder, dtype):
     copies = Copies(dtype)
     train(DistributedDataParallel(copies), copies.optimizers(), rank, world, dtype)
-    for case, model in zip(CASES, copies.networks, strict=True):
+    for case, model in zip(copies.cases, copies.networks, strict=True):
         compare("ddp", world, case, model, folder, rank)
 
 
@@ -130,7 +136,7 @@ def tensor_parallel(rank, world, folder):
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(copies, mesh=mesh["data"])
     train(copies, copies.optimizers(), rank // (world // 2), 2, torch.float64)
-    for case, model in zip(CASES, copies.networks, strict=True):
+    for case, model in zip(copies.cases, copies.networks, strict=True):
         compare("tensor", world, case, model, folder, rank)
 
 
@@ -176,7 +182,7 @@ ORDERS = [(2, torch.float32, 0.0), (4, torch.float64, 1e-7)]
 
 
 def check(kind, world, dtype, tolerance, folder):
-    for case in CASES:
+    for case in cases(dtype):
         for ours, theirs in zip(results(folder, kind, world, case), one_process(*case, world, dtype), strict=True):
             torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0, msg=lambda m, case=case: f"{case}: {m}")
 
@@ -201,7 +207,7 @@ def test_zero_redundancy_optimizer(folder):
 def test_tensor_parallelism_on_a_mesh_of_two_by_two(folder):
     """A matrix product in parts adds up in another order: in float64, where that is 1e-16 a step."""
     spawn(tensor_parallel, 4, folder)
-    for case in CASES:
+    for case in cases(torch.float64):
         theirs = one_process(*case, 2, torch.float64, width=12)
         for a, b in zip(results(folder, "tensor", 4, case), theirs, strict=True):
             torch.testing.assert_close(a, b, atol=1e-7, rtol=0, msg=lambda m, case=case: f"{case}: {m}")

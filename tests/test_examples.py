@@ -36,11 +36,10 @@ def test_ddp_and_its_resumption(tmp_path):
 
 
 @pytest.mark.xdist_group("distributed")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeed(stage):
+def test_deepspeed():
     pytest.importorskip("deepspeed", exc_type=ImportError)
-    printed = run("examples/deepspeed_zero.py", "--stage", stage, DS_ACCELERATOR="cpu")
-    assert float(re.search(rf"ZeRO {stage} on 2 processes: accuracy ([\d.]+)", printed)[1]) > 0.95
+    printed = run("examples/deepspeed_zero.py", "--stage", 2, DS_ACCELERATOR="cpu")
+    assert float(re.search(r"ZeRO 2 on 2 processes: accuracy ([\d.]+)", printed)[1]) > 0.95
 
 
 @pytest.mark.xdist_group("distributed")

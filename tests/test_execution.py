@@ -291,7 +291,7 @@ def test_a_kernel_does_not_run_past_the_end_of_a_parameters_state():
 
 
 FIRST_STEP = """
-import sys, time
+import resource, sys
 import torch
 torch.compile(lambda x: x + 1)(torch.ones(1 << 16))  # torch tries out the C++ compiler once a machine
 import cprop
@@ -301,15 +301,20 @@ params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES["resnet-lik
 for p in params:
     p.grad = torch.ones_like(p)
 optimizer = cprop.CPropAdam(params, fused=True)
-start = time.perf_counter()
+def seconds():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+start = seconds()
 optimizer.step()
-print(time.perf_counter() - start)
+print(seconds() - start)
 """
 
 
 @pytest.mark.xdist_group("alone")
 def test_the_first_step_of_a_long_list_compiles_within_15_seconds(tmp_path):
-    """From an empty cache, for all 168 tensors: two kernels, one for the long ones and one for the short."""
+    """From an empty cache, for all 168 tensors: two kernels, one for the long ones and one for the short.
+
+    Counted in the processor's seconds, the compiler's included: other tests run beside this one.
+    """
     result = subprocess.run(
         [sys.executable, "-c", FIRST_STEP, str(Path(__file__).parents[1])],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},

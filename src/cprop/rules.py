@@ -41,6 +41,7 @@ def usable(g: Tensor) -> Tensor:
     answer read back to the host, and the agreement of all ranks.
 
     Example:
+        >>> import torch
         >>> usable(torch.tensor([1.0, torch.nan, -torch.inf]))
         tensor([1., 0., 0.])
     """
