@@ -104,10 +104,10 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ra
             dcp.load(state, checkpoint_id=checkpoint)
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
             return int(checkpoint.name.removeprefix("step-"))
-        if rank == 0:
-            checkpoint.rename(
-                checkpoint.with_name(f"damaged-{checkpoint.name}")
-            )  # out of the way, for someone to look at
+        if rank == 0:  # out of the way, for someone to look at
+            aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            checkpoint.rename(aside)
         dist.barrier()
     return 0
 
