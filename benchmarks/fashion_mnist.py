@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +14,14 @@ import torch
 from torch import Tensor, nn
 
 BATCH = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser, iterations: int) -> None:
+    """What every comparison on this network is told from the command line."""
+    parser.add_argument("--data", type=Path, help="folder that holds fashion_mnist (default: $CPROP_LAB_DATA)")
+    parser.add_argument("--iterations", type=int, default=iterations)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and the loss curves")
 
 
 def training_images(data: Path | None) -> tuple[Tensor, Tensor]:

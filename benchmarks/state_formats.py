@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import cprop
-from benchmarks.fashion_mnist import Training, training_images
+from benchmarks.fashion_mnist import Training, add_arguments, training_images
 from cprop.storage import FORMATS
 
 STRETCH = 250
@@ -27,10 +27,7 @@ STRETCH = 250
 def main() -> None:
     """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder that holds fashion_mnist (default: $CPROP_LAB_DATA)")
-    parser.add_argument("--iterations", type=int, default=10_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the losses")
+    add_arguments(parser, iterations=10_000)
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw them as a picture")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)

@@ -11,7 +11,6 @@ import json
 import statistics
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 import cprop
-from benchmarks.fashion_mnist import Training, training_images
+from benchmarks.fashion_mnist import Training, add_arguments, training_images
 
 PAIRS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], Callable[[Any], torch.optim.Optimizer]]] = {
     "SGD 0.1": (
@@ -47,10 +46,7 @@ def to_target(training: Training, target: float) -> tuple[int, float] | None:
 def main() -> None:
     """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder that holds fashion_mnist (default: $CPROP_LAB_DATA)")
-    parser.add_argument("--iterations", type=int, default=20_000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write curves and results")
+    add_arguments(parser, iterations=20_000)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     images, labels = training_images(arguments.data)

@@ -9,7 +9,6 @@ so there is nothing to download.
 
 import argparse
 import json
-import os
 import shutil
 import sysconfig
 from pathlib import Path
@@ -203,5 +202,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -170,11 +170,12 @@ class ConformityOptimizer(Optimizer):
     @torch.no_grad()
     def _scale(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
         tensors = {key: load(torch.view_as_real(x) if x.is_complex() else x) for key, x in tensors_of(state).items()}
+        h = self._statistics_scalars(state, group)
         if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
-            tensors[MEAN_ABS] = self._mean_abs_bound(tensors, self._statistics_scalars(state, group))
+            tensors[MEAN_ABS] = self._mean_abs_bound(tensors, h)
         square = self._square_key(state)
         shared = None if square == MEAN_SQUARE else tensors[square]
-        return divided(scale_from(tensors, self._statistics_scalars(state, group), group["cprop_measure"], shared))
+        return divided(scale_from(tensors, h, group["cprop_measure"], shared))
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
         """Where one parameter's mean square is kept: under our own key, or the algorithm's."""
