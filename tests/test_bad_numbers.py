@@ -7,7 +7,7 @@ from test_execution import WAYS, prefixed
 
 import cprop
 from cprop.arithmetic import expanded_functions
-from cprop.rules import usable
+from cprop.rules import GRAD, usable
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 
@@ -52,8 +52,8 @@ def test_bad_numbers_in_other_precisions(dtype):
 def test_usable_keeps_every_number(expand):
     g = torch.tensor([0.0, -0.0, 1e-45, -3.4e38, 3.4e38])
     with expanded_functions(expand):
-        assert torch.equal(usable(g).view(torch.int32), g.view(torch.int32))
-        assert torch.equal(usable(torch.tensor(BAD)), torch.zeros(3))
+        assert torch.equal(usable({GRAD: g})[GRAD].view(torch.int32), g.view(torch.int32))
+        assert torch.equal(usable({GRAD: torch.tensor(BAD)})[GRAD], torch.zeros(3))
 
 
 def test_the_wrapper_zeroes_what_is_no_number_in_the_gradient_and_nothing_else():

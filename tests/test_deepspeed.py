@@ -1,12 +1,11 @@
 """DeepSpeed's ZeRO, stages 1 to 3: the parameters of one process."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import torchrun
 from test_distributed import NAMES, STEPS, batch, build, loss, network, one_process
 
 pytest.importorskip("deepspeed", exc_type=ImportError)
@@ -40,20 +39,9 @@ def train(stage, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.xdist_group("distributed")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_is_one_process(stage, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*torchrun, str(TESTS / "test_deepspeed.py"), str(stage), str(tmp_path)],
-        cwd=TESTS,
-        env={**os.environ, **environment, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    torchrun(TESTS / "test_deepspeed.py", stage, tmp_path, DS_ACCELERATOR="cpu", PYTHONPATH=str(TESTS))
     for index, name in enumerate(NAMES):
         reference = one_process(name, "tensor by tensor", 2)
         for ours, theirs in zip(torch.load(tmp_path / f"{index}.pt"), reference, strict=True):

@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cprop
 
-pytestmark = pytest.mark.xdist_group("distributed")
-
 STEPS = 50
 NAMES = (
     "CPropSGD-momentum=0.9-nesterov=True-weight_decay=0.1",

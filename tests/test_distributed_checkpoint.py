@@ -19,8 +19,6 @@ from torch.distributed.fsdp import fully_shard
 
 import cprop
 
-pytestmark = pytest.mark.xdist_group("distributed")
-
 OPTIMIZERS = {
     "CPropSGD": lambda groups: cprop.CPropSGD(groups, lr=0.05, momentum=0.9, dampening=0.1),
     "CPropAdamW": lambda groups: cprop.CPropAdamW(groups, lr=0.01),

@@ -309,7 +309,6 @@ print(seconds() - start)
 """
 
 
-@pytest.mark.xdist_group("alone")
 def test_the_first_step_of_a_long_list_compiles_within_15_seconds(tmp_path):
     """From an empty cache, for all 168 tensors: two kernels, one for the long ones and one for the short.
 

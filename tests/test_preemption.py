@@ -1,10 +1,8 @@
 """A run that is killed, resized and damaged ends with the losses of one that was left alone (the short form)."""
 
-import pytest
 from benchmarks import preemption
 
 
-@pytest.mark.xdist_group("distributed")
 def test_killed_resized_and_damaged_runs_end_where_an_undisturbed_one_does(tmp_path):
     reference = preemption.undisturbed(tmp_path / "undisturbed", 1, 150, 10, 120)
     events = preemption.soak(tmp_path / "soak", kills=3, steps=150, every=10, seed=1, patience=120, damages=2)

@@ -51,7 +51,6 @@ def resumed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.xdist_group("resume")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
 def test_resumed_in_a_fresh_process_equals_unbroken(entry, dtype, resumed):

@@ -16,7 +16,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from cprop import compiled, eight_bit
 from cprop.arithmetic import Number
 from cprop.eight_bit import is_quantised
-from cprop.rules import GRAD, Rule, apply, usable, write
+from cprop.rules import Rule, apply, usable, write
 from cprop.sharding import PLAIN, local
 from cprop.storage import load
 from cprop.tensor_list import TensorList
@@ -131,9 +131,7 @@ def run_lists(rule: Rule, job: Job, flags: Any) -> None:
     stored = dict(zip(job.names, map(list, zip(*job.rows, strict=True)), strict=True))
     # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
     working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
-    if GRAD in working:
-        working[GRAD] = usable(working[GRAD])
-    for name, updated in rule(working, job.scalars, flags).items():
+    for name, updated in rule(usable(working), job.scalars, flags).items():
         results = cast("TensorList", updated).tensors
         if stored[name][0].dtype == results[0].dtype:
             torch._foreach_copy_(stored[name], results)

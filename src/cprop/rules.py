@@ -26,15 +26,13 @@ GRAD: Final = "grad"
 
 def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
     """Run a rule on stored tensors, in the precision that rules compute in, and write its results back."""
-    working = {name: load(tensor) for name, tensor in stored.items()}
-    if GRAD in working:
-        working[GRAD] = usable(working[GRAD])
+    working = usable({name: load(tensor) for name, tensor in stored.items()})
     for name, updated in rule(working, scalars, flags).items():
         write(name, stored[name], updated, t)
 
 
-def usable(g: Tensor) -> Tensor:
-    """A gradient with zero in place of every element that is NaN or infinite.
+def usable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a rule is given to read: the tensors, the gradient with zero for every element that is NaN or infinite.
 
     One such element would stay in a running average for ever. Counting it as zero is the only mend
     that is element-wise: leaving out the whole step, or the whole parameter, takes a reduction, an
@@ -42,10 +40,10 @@ def usable(g: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> usable(torch.tensor([1.0, torch.nan, -torch.inf]))
-        tensor([1., 0., 0.])
+        >>> usable({GRAD: torch.tensor([1.0, torch.nan, -torch.inf])})
+        {'grad': tensor([1., 0., 0.])}
     """
-    return finite_or_zero(g)
+    return {**tensors, GRAD: finite_or_zero(tensors[GRAD])} if GRAD in tensors else tensors
 
 
 def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
