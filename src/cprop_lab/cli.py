@@ -1,0 +1,355 @@
+"""The command line: ``cprop-lab``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="cprop-lab",
+    help="The paper's experiments, and whether CProp helps your own training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+# What takes seconds to import (torch, matplotlib, Ray), the command that needs it imports: --help must be quick.
+
+
+class PresetName(StrEnum):
+    """How long experiments run."""
+
+    paper = "paper"
+    reduced = "reduced"
+    smoke = "smoke"
+
+
+class Executor(StrEnum):
+    """Who runs the runs."""
+
+    ray = "ray"
+    process = "process"
+
+
+class Sink(StrEnum):
+    """Where curves can be sent."""
+
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+    wandb = "wandb"
+
+
+Storage = Annotated[
+    str, typer.Option(envvar="CPROP_LAB_STORAGE", help="Where results are kept: a folder, or s3://... and the like.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder with the data sets (fashion_mnist/, cifar100/, ...); default $CPROP_LAB_DATA, and without it "
+        "they are downloaded by their public names.",
+    ),
+]
+Preset = Annotated[PresetName, typer.Option(help="How long: the paper's programme, what 2 cores can do, or minutes.")]
+Address = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it Ray is started on this machine.")]
+ExecutorOption = Annotated[
+    Executor, typer.Option(help="'process' runs one after the other, here, and does without Ray.")
+]
+Cpus = Annotated[int, typer.Option(help="Cores a run; as many runs go on at once as there is room for.")]
+Gpus = Annotated[float, typer.Option(help="GPUs a run, or a part of one.")]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """An error of ours is a sentence for a person, and Ctrl-C is no error."""
+    from cprop_lab.engine import SweepInterruptedError
+
+    try:
+        yield
+    except SweepInterruptedError:
+        console.print("Stopped. What is finished is kept, and the same command goes on where it was.", style="yellow")
+        raise typer.Exit(130) from None
+    except (ValueError, RuntimeError, FileNotFoundError, ImportError) as error:
+        if os.environ.get("CPROP_LAB_DEBUG"):
+            raise
+        console.print(f"Error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+
+
+def _engine(storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float) -> Any:
+    from cprop_lab.console import LiveTable
+    from cprop_lab.engine import Engine
+    from cprop_lab.results import Store
+    from cprop_lab.workloads.data import ENVIRONMENT
+
+    if data is not None:
+        os.environ[ENVIRONMENT] = str(data.absolute())
+    return Engine(Store(storage), executor.value, address, cpus, gpus, progress=LiveTable(console))
+
+
+def _command() -> str:
+    """This command, as it can be given again; folders of this machine are left out of what is kept."""
+    words: list[str] = []
+    skip = False
+    for word in sys.argv[1:]:
+        if skip or word.startswith(("--data=", "--storage=", "--address=")):
+            skip = False
+            continue
+        if word in ("--data", "--storage", "--address"):
+            skip = True
+            continue
+        words.append(word)
+    return shlex.join(["cprop-lab", *words])
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """Show the experiments: each figure of the paper, by name."""
+    from cprop_lab.experiments import EXPERIMENTS, PRESETS
+
+    table = Table(Column("experiment", no_wrap=True), "paper", "what it shows", box=None)
+    for experiment in EXPERIMENTS.values():
+        table.add_row(experiment.name, experiment.figure, experiment.title)
+    console.print(table)
+    for preset in PRESETS.values():
+        console.print(f"--preset {preset.name}: {preset.about}", highlight=False)
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="A name of 'cprop-lab list'.")],
+    preset: Preset = PresetName.smoke,
+    storage: Storage = "results",
+    data: Data = None,
+    optimizers: Annotated[
+        str | None, typer.Option(help="Only these, such as sgd,adam; with and without CProp.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many; by default the preset's.")] = None,
+    select: Annotated[
+        bool | None,
+        typer.Option("--select/--paper-rates", help="Select learning rates as the paper did, or take the paper's."),
+    ] = None,
+    address: Address = None,
+    executor: ExecutorOption = Executor.ray,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0.0,
+) -> None:
+    """Run an experiment, or go on with it, and draw its figure. Runs that are finished are not run again."""
+    from dataclasses import replace
+
+    from cprop_lab.experiments import EXPERIMENTS, PRESETS
+
+    with plain_errors():
+        if experiment not in EXPERIMENTS:
+            raise ValueError(f"no experiment is called {experiment!r}: see 'cprop-lab list'")
+        chosen = EXPERIMENTS[experiment]
+        if optimizers is not None:
+            chosen = chosen.only(optimizers.split(","))
+        length = PRESETS[preset.value]
+        if seeds is not None:
+            length = replace(length, seeds=seeds)
+        engine = _engine(storage, data, address, executor, cpus, gpus)
+        about = chosen.run(length, engine.run, select)
+        name = f"{experiment}-{preset.value}"
+        engine.store.write_experiment(name, {**about, "command": _command()})
+        _show(engine.store, name)
+    console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
+
+
+def _show(store: Any, name: str, folder: Path | None = None) -> None:
+    """Draw an experiment's figures, and print its table of times to target."""
+    from cprop_lab import figures
+    from cprop_lab.report import draw
+    from cprop_lab.targets import pairs
+
+    about = store.experiments()[name]
+    runs = store.runs(about["runs"])
+    target = folder or store.local("figures") or Path("figures")
+    target.mkdir(parents=True, exist_ok=True)
+    for suffix, figure in draw(about, runs).items():
+        path = target / f"{name}{suffix}.png"
+        figures.save(figure, path)
+        console.print(f"Drawn: {path}", highlight=False, soft_wrap=True)
+    found = pairs(runs)
+    if found:
+        _print_targets(found)
+
+
+def _print_targets(found: Any) -> None:
+    """When CProp comes to the loss at which the plain optimizer ends."""
+    from cprop_lab.targets import spread
+
+    table = Table("with CProp", "iterations to the plain one's last loss", "seconds to it", "seeds", box=None)
+    for name, pair in found.items():
+        shares = [pair.shares(of) for of in ("iterations", "seconds")]
+        cells = [
+            f"{part.mean:.0%}" + (f" ± {part.deviation:.0%}" if part.deviation == part.deviation else "")
+            if max(share) < float("inf")
+            else f"not reached by {sum(x == float('inf') for x in share)}"
+            for share in shares
+            for part in [spread(share)]
+        ]
+        table.add_row(name, *cells, str(len(pair.plain)))
+    console.print(table)
+    console.print("(of what the plain optimizer takes, 100 % is no gain; mean and one standard deviation over seeds)")
+
+
+@app.command()
+def plot(
+    experiment: Annotated[
+        str | None, typer.Argument(help="A name of 'cprop-lab list'; by default all that ran.")
+    ] = None,
+    storage: Storage = "results",
+    out: Annotated[Path | None, typer.Option(help="Where the pictures go; by default figures/ in the storage.")] = None,
+) -> None:
+    """Draw the figures of experiments that ran, from what is stored alone."""
+    from cprop_lab.results import Store
+
+    with plain_errors():
+        store = Store(storage)
+        names = [name for name, about in store.experiments().items() if experiment in (None, about["experiment"], name)]
+        if not names:
+            raise ValueError(f"{storage} holds no experiment {experiment or ''}: run one first, see 'cprop-lab list'")
+        for name in names:
+            _show(store, name, out)
+
+
+@app.command()
+def report(
+    storage: Storage = "results",
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained page on all experiments that ran: figures, times to target, how each run was made."""
+    from cprop_lab import report as page
+    from cprop_lab.results import Store
+
+    with plain_errors():
+        page.write(Store(storage), out)
+    console.print(f"Written: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    task: Annotated[
+        str, typer.Argument(help="module:Task in this folder (see docs/own-task.md), or a workload's name.")
+    ],
+    optimizers: Annotated[str, typer.Option(help="Which, separated by commas.")] = "sgd,adam",
+    iterations: Annotated[int, typer.Option(min=10, help="Of the runs that are compared.")] = 5_000,
+    selection_iterations: Annotated[
+        int, typer.Option(min=1, help="Of the runs that select a learning rate; at most --iterations.")
+    ] = 5_000,
+    seeds: Annotated[int, typer.Option(min=1, help="How many; with one, nothing can be said about chance.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    examples: Annotated[
+        int, typer.Option(min=1, help="Of the training and test data an evaluation looks at.")
+    ] = 10_000,
+    storage: Storage = "results",
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
+    address: Address = None,
+    executor: ExecutorOption = Executor.ray,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0.0,
+) -> None:
+    """Does CProp help my training? Select learning rates, compare with and without CProp, and say so in plain words."""
+    from cprop_lab import compare as comparing
+    from cprop_lab import figures, workloads
+    from cprop_lab.specification import Specification
+
+    with plain_errors():
+        specification = Specification(
+            task,
+            "sgd",
+            lr=1.0,
+            batch_size=batch_size,
+            iterations=iterations,
+            evaluate_every=max(1, iterations // 50),
+            examples=examples,
+        )
+        workloads.build(task, {})  # before anything is started: a mistake in it should be told at once
+        engine = _engine(storage, data, address, executor, cpus, gpus)
+        found = comparing.compare(specification, optimizers.split(","), engine.run, seeds, selection_iterations)
+        panels = ("train_loss", "accuracy" if _has_metric(found.runs) else "test_loss", "mean_scale")
+        figures.save(figures.curves(found.runs, panels, title=task), out)
+        console.print()
+        for base, selection in found.selections.items():
+            tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
+            console.print(f"Learning rate of {base}: {selection.lr:g} (training loss at {tried})", highlight=False)
+        for name, pair in found.pairs.items():
+            console.print(f"\n{comparing.verdict(name, pair)}", highlight=False)
+        console.print(f"\nDrawn: {out}", highlight=False, soft_wrap=True)
+
+
+def _has_metric(runs: Any) -> bool:
+    """Whether the runs have an accuracy or a perplexity to show."""
+    return any(value == value for name in ("accuracy", "perplexity") for value in runs[0].column(name))
+
+
+@app.command()
+def cost(
+    experiment: Annotated[str | None, typer.Argument(help="A name of 'cprop-lab list'; by default all.")] = None,
+    preset: Preset = PresetName.paper,
+    data: Data = None,
+    tflops: Annotated[
+        float, typer.Option(help="That a device sustains on such networks, in 10^12 operations a second.")
+    ] = 5.0,
+    overhead: Annotated[
+        float, typer.Option(help="Milliseconds an iteration that no device saves: launches, data.")
+    ] = 3.0,
+) -> None:
+    """Estimate what experiments cost, from operations counted on real steps."""
+    from rich.progress import track
+
+    from cprop_lab import cost as costs
+    from cprop_lab.experiments import EXPERIMENTS, PRESETS
+    from cprop_lab.workloads.data import ENVIRONMENT
+
+    with plain_errors():
+        if data is not None:
+            os.environ[ENVIRONMENT] = str(data.absolute())
+        if experiment is not None and experiment not in EXPERIMENTS:
+            raise ValueError(f"no experiment is called {experiment!r}: see 'cprop-lab list'")
+        names = [experiment] if experiment else list(EXPERIMENTS)
+        found = {
+            name: costs.estimate(EXPERIMENTS[name], PRESETS[preset.value])
+            for name in track(names, "counting", console=console, transient=True)
+        }
+        table = Table("experiment", "runs", "iterations", "10^15 operations", "hours on one device", box=None)
+        for name, one in {**found, "all": costs.total(found.values())}.items():
+            hours = one.hours(tflops * 1e12, overhead / 1e3)
+            table.add_row(name, f"{one.runs}", f"{one.iterations:,}", f"{one.flops / 1e15:,.1f}", f"{hours:,.1f}")
+        console.print(table)
+        console.print(
+            f"An assumption, not a measurement: {tflops:g} 10^12 operations a second and {overhead:g} ms an iteration "
+            "besides. Experiments share runs, and a run is run once: the sum is an upper bound.",
+            highlight=False,
+        )
+
+
+@app.command()
+def export(
+    to: Annotated[Sink, typer.Option(help="Which tool.")],
+    target: Annotated[str, typer.Option(help="A folder, a tracking address or a project, as the tool has it.")],
+    storage: Storage = "results",
+) -> None:
+    """Send the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
+    from cprop_lab.results import Store
+    from cprop_lab.sinks import export as send
+
+    with plain_errors():
+        runs = Store(storage).runs()
+        send(runs, to.value, target)
+    console.print(f"{len(runs)} runs sent to {to.value}.")

@@ -1,0 +1,106 @@
+"""What a person at the keyboard sees while runs go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from cprop_lab import optimizers
+from cprop_lab.results import Row
+from cprop_lab.specification import Specification
+
+__all__ = ["LiveTable"]
+
+
+class LiveTable:
+    """A table of the runs under way, and a bar of all.
+
+    On a terminal it is redrawn in place; in a log, a line is written for every run that ends.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+        )
+        self.rows: dict[Specification, Row] = {}
+        self.begun: dict[Specification, float] = {}
+        self.live: Live | None = None
+
+    def begin(self, total: Sequence[Specification], done: int) -> None:
+        """Show an empty table."""
+        self.rows.clear()
+        for task in list(self.bar.task_ids):
+            self.bar.remove_task(task)
+        workloads = ", ".join(dict.fromkeys(specification.workload for specification in total))
+        self.task = self.bar.add_task(f"runs of {workloads}" if workloads else "runs", total=len(total), completed=done)
+        if done:
+            self.console.print(f"{done} of {len(total)} runs are finished already, and are not run again.")
+        if done < len(total) and self.console.is_terminal:
+            self.live = Live(self.render(), console=self.console, refresh_per_second=2, transient=True)
+            self.live.start()
+
+    def render(self) -> Group:
+        """The table and the bar."""
+        table = Table("workload", "optimizer", "lr", "seed", "iterations", "training loss", "ms a step", box=None)
+        for specification, row in self.rows.items():
+            pace = 1000 * row["seconds"] / row["step"] if row["step"] and row["seconds"] else float("nan")
+            table.add_row(
+                specification.workload,
+                optimizers.label(specification),
+                f"{specification.lr:g}",
+                str(specification.seed),
+                f"{row['step']:,} of {specification.iterations:,}",
+                f"{row['train_loss']:.4f}",
+                f"{pace:.2f}",
+            )
+        if not self.rows:
+            return Group(Text("starting ..."), self.bar)
+        return Group(table, self.bar)
+
+    def _draw(self) -> None:
+        if self.live is not None:
+            self.live.update(self.render())
+
+    def row(self, specification: Specification, row: Row) -> None:
+        """Show how far a run is."""
+        self.begun.setdefault(specification, time.monotonic())
+        self.rows[specification] = row
+        self._draw()
+
+    def ended(self, specification: Specification) -> None:
+        """Count a run, and take it off the table."""
+        row = self.rows.pop(specification, None)
+        self.bar.advance(self.task)
+        if self.live is None and row is not None:
+            task = self.bar.tasks[0]
+            self.console.print(
+                f"[{task.completed:.0f}/{task.total:.0f}] {specification.workload} {optimizers.label(specification)} "
+                f"lr {specification.lr:g} seed {specification.seed}: training loss {row['train_loss']:.4f}",
+                markup=False,
+            )
+        self._draw()
+
+    def failed(self, specification: Specification, error: str) -> None:
+        """Say what went wrong."""
+        self.console.print(
+            f"{specification.workload} {optimizers.label(specification)} seed {specification.seed} failed: {error}",
+            style="red",
+            markup=False,
+        )
+
+    def end(self) -> None:
+        """Leave the terminal as it was."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None

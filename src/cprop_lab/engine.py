@@ -1,0 +1,182 @@
+"""Many runs: on Ray Tune, on this machine or a cluster, or one after the other in this process.
+
+A run keeps its own checkpoint in the store, under its identity. So whatever was killed (a trial, the
+driver, the cluster), the same command goes on where it was, and a run that one sweep began another
+may end. Tune does the rest: where and when a run runs, and trying again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from cprop_lab.results import Row, Run, Store, identify
+from cprop_lab.specification import Specification
+from cprop_lab.training import CHECKPOINT_SECONDS, train
+from cprop_lab.workloads.data import ENVIRONMENT
+
+__all__ = ["Engine", "Progress", "RunsFailedError", "SweepInterruptedError"]
+
+
+class Progress(Protocol):
+    """Who wants to know how far the runs are."""
+
+    def begin(self, total: Sequence[Specification], done: int) -> None:
+        """These runs are wanted, and so many of them are finished already."""
+
+    def row(self, specification: Specification, row: Row) -> None:
+        """A run has made a row of its curves."""
+
+    def ended(self, specification: Specification) -> None:
+        """A run has ended."""
+
+    def failed(self, specification: Specification, error: str) -> None:
+        """A run has failed, and will be tried again if it may."""
+
+    def end(self) -> None:
+        """No more runs."""
+
+
+class Silent:
+    """Nobody wants to know."""
+
+    def begin(self, total: Sequence[Specification], done: int) -> None: ...
+    def row(self, specification: Specification, row: Row) -> None: ...
+    def ended(self, specification: Specification) -> None: ...
+    def failed(self, specification: Specification, error: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class SweepInterruptedError(Exception):
+    """The user stopped it; the same command goes on."""
+
+
+class RunsFailedError(RuntimeError):
+    """Some runs failed for good; the others are finished."""
+
+
+@dataclass
+class Engine:
+    """Runs that are not finished yet are run, and all of them come back.
+
+    Args:
+        store: where results are kept.
+        executor: ``"ray"``, or ``"process"`` for one after the other, here, without Ray.
+        address: of a Ray cluster; without one, Ray is started on this machine.
+        cpus: that a run has; as many runs go on at once as there is room for.
+        gpus: that a run has, or a part of one.
+        retries: how often a run that was killed or failed is started again.
+        checkpoint_seconds: how much of a run's work a kill may cost.
+        progress: told how far it is.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Engine(Store(folder), executor="process").run([])
+        []
+    """
+
+    store: Store
+    executor: Literal["ray", "process"] = "ray"
+    address: str | None = None
+    cpus: int = 1
+    gpus: float = 0
+    retries: int = 3
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    progress: Progress = Silent()  # noqa: RUF009  # without state
+
+    def run(self, specifications: Iterable[Specification]) -> list[Run]:
+        """Run what is not finished, and give back all, in the order asked for.
+
+        Raises:
+            SweepInterruptedError: if the user stopped it.
+            RunsFailedError: if a run failed more often than it may.
+        """
+        wanted = {identify(specification): specification for specification in specifications}
+        finished = self.store.finished()
+        missing = [specification for name, specification in wanted.items() if name not in finished]
+        self.progress.begin(list(wanted.values()), len(wanted) - len(missing))
+        try:
+            if missing:
+                (self._on_ray if self.executor == "ray" else self._in_process)(missing)
+        except KeyboardInterrupt:
+            raise SweepInterruptedError from None
+        finally:
+            self.progress.end()
+        return [self.store.read(name) for name in wanted]
+
+    def _in_process(self, missing: Sequence[Specification]) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.cpus)
+        try:
+            for specification in missing:
+                train(
+                    specification,
+                    self.store,
+                    lambda row, specification=specification: self.progress.row(specification, row),  # type: ignore[misc]
+                    self.checkpoint_seconds,
+                )
+                self.progress.ended(specification)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _on_ray(self, missing: Sequence[Specification]) -> None:
+        # Read by Ray when it is imported: no calls home, no tables of Tune's beside ours, and a trial stays in the
+        # folder it was started in.
+        os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+        try:
+            import ray
+            from ray import tune
+        except ImportError as error:
+            raise ImportError(
+                f"Ray is not here ({error}): pip install 'cprop[lab]', or give --executor process"
+            ) from error
+        from cprop_lab.trial import Watch, trial
+
+        environment = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])}
+        if ENVIRONMENT in os.environ:
+            environment[ENVIRONMENT] = os.environ[ENVIRONMENT]
+        options: dict[str, Any] = {"runtime_env": {"env_vars": environment}, "log_to_driver": False}
+        if self.address is None:
+            options |= {"include_dashboard": False, "num_cpus": os.cpu_count()}
+        ray.init(address=self.address or "local", logging_level=logging.ERROR, **options)
+        watch = Watch(self.progress)
+        try:
+            with tempfile.TemporaryDirectory() as local:
+                tuner = tune.Tuner(
+                    tune.with_resources(trial, {"cpu": self.cpus, "gpu": self.gpus}),
+                    param_space={
+                        "run": tune.grid_search([specification.to_json() for specification in missing]),
+                        "store": self.store.address,
+                        "checkpoint_seconds": self.checkpoint_seconds,
+                        "cpus": self.cpus,
+                    },
+                    tune_config=tune.TuneConfig(reuse_actors=True),
+                    run_config=tune.RunConfig(
+                        # On a cluster, Tune's own notes must lie where every node sees them.
+                        storage_path=local if self.address is None else f"{self.store.address}/ray",
+                        failure_config=tune.FailureConfig(max_failures=self.retries),
+                        callbacks=[watch],
+                        verbose=0,
+                    ),
+                )
+                tuner.fit()
+        finally:
+            ray.shutdown()
+        left = [s for s in missing if identify(s) not in self.store.finished()]
+        if left and watch.errors:
+            first, message = next(iter(watch.errors.items()))
+            raise RunsFailedError(
+                f"{len(watch.errors)} of {len(missing)} runs failed {self.retries + 1} times; the first, "
+                f"{first.workload} with {first.optimizer}: {message}"
+            )
+        if left:
+            raise SweepInterruptedError

@@ -1,0 +1,320 @@
+"""Each figure of the paper as a named experiment: which runs it takes, and how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from cprop_lab import learning_rate, optimizers
+from cprop_lab.experiments import rates
+from cprop_lab.experiments.presets import PRESETS, Preset
+from cprop_lab.results import Run, identify
+from cprop_lab.specification import Setting, Specification
+
+__all__ = ["EXPERIMENTS", "PRESETS", "Experiment", "Preset", "Variant"]
+
+Kind = Literal["curves", "histogram", "learning-rates"]
+RunAll = Callable[[list[Specification]], list[Run]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A curve of a figure: a run without its seed, its length and its learning rate."""
+
+    workload: str
+    optimizer: str
+    batch_size: int = 32
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, Setting] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        details = (tuple(sorted(details.items())) for details in (self.settings, self.options))
+        return hash((self.workload, self.optimizer, self.batch_size, *details))
+
+    @property
+    def base(self) -> str:
+        """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3)."""
+        return str(optimizers.parse(self.optimizer)._replace(cprop=False))
+
+    def setting(self) -> Variant:
+        """What a learning rate is selected for: the same whatever CProp does with it."""
+        return Variant(self.workload, self.base, self.batch_size, {}, self.options)
+
+    def guess(self) -> float:
+        """The paper's learning rate, or where to begin to look for one."""
+        return rates.rate(self.workload, optimizers.parse(self.optimizer).base, self.batch_size)
+
+    def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
+        """The run that this is at some length."""
+        length = preset.lengths[self.workload]
+        iterations = length.selection if selecting else length.iterations
+        settings = dict(self.settings)
+        if optimizers.parse(self.optimizer).base == "adabound":
+            # "AdaBound ... shares the final learning rate with SGD" (appendix E).
+            settings.setdefault("final_lr", rates.rate(self.workload, "sgd", self.batch_size))
+        return Specification(
+            workload=self.workload,
+            optimizer=self.optimizer,
+            lr=lr,
+            seed=seed,
+            batch_size=self.batch_size,
+            iterations=iterations,
+            settings=settings,
+            options=self.options,
+            evaluate_every=max(1, iterations // (10 if selecting else length.evaluations)),
+            examples=length.examples,
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure of the paper.
+
+    Args:
+        name: on the command line.
+        title: of the figure.
+        figure: the paper's.
+        claim: what the paper says it shows.
+        variants: its curves.
+        kind: how it is drawn.
+        panels: which columns of the curves are drawn.
+    """
+
+    name: str
+    title: str
+    figure: str
+    claim: str
+    variants: Sequence[Variant]
+    kind: Kind = "curves"
+    panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale")
+
+    def only(self, bases: Iterable[str]) -> Experiment:
+        """The same with some of its optimizers; CProp around them stays.
+
+        Raises:
+            ValueError: if it has none of them.
+        """
+        wanted = set(bases)
+        kept = [variant for variant in self.variants if variant.base in wanted]
+        if missing := wanted - {variant.base for variant in kept}:
+            has = ", ".join(dict.fromkeys(variant.base for variant in self.variants))
+            raise ValueError(f"{self.name} has no {', '.join(sorted(missing))}: it has {has}")
+        return Experiment(self.name, self.title, self.figure, self.claim, kept, self.kind, self.panels)
+
+    def run(self, preset: Preset, run: RunAll, select: bool | None = None) -> dict[str, Any]:
+        """Run it, and say what it consists of.
+
+        Args:
+            preset: how long.
+            run: runs a set of runs.
+            select: whether learning rates are selected; by default as the preset has it.
+
+        Returns:
+            What is kept of it: its runs' identities, and what a reader should know.
+        """
+        seeds = range(preset.seeds)
+        settings = {variant.setting(): variant.guess() for variant in self.variants}
+        if self.kind == "learning-rates" or (preset.select if select is None else select):
+            selections = self.select(preset, run)
+            settings = {setting: selections[setting].lr for setting in settings}
+        if self.kind == "learning-rates":
+            runs = [one for selection in selections.values() for one in selection.runs]
+        else:
+            runs = run(
+                [
+                    variant.specification(preset, settings[variant.setting()], seed)
+                    for variant in self.variants
+                    for seed in seeds
+                ]
+            )
+        return {
+            "experiment": self.name,
+            "title": self.title,
+            "figure": self.figure,
+            "claim": self.claim,
+            "preset": preset.name,
+            "reduced": preset.name != "paper",
+            "kind": self.kind,
+            "panels": list(self.panels),
+            "runs": [identify(one.specification) for one in runs],
+            "learning_rates": {f"{s.workload} {s.base}{describe(s)}": lr for s, lr in settings.items()},
+        }
+
+    def select(self, preset: Preset, run: RunAll) -> dict[Variant, learning_rate.Selection]:
+        """Select the learning rates of its plain optimizers."""
+        settings = {variant.setting() for variant in self.variants}
+        ordered = sorted(settings, key=lambda s: (s.workload, s.base, s.batch_size, str(s.options)))
+        found = learning_rate.select(
+            {str(i): s.specification(preset, s.guess(), selecting=True) for i, s in enumerate(ordered)},
+            run,
+            {str(i): s.guess() for i, s in enumerate(ordered)},
+            range(preset.seeds),
+        )
+        return {s: found[str(i)] for i, s in enumerate(ordered)}
+
+
+def describe(variant: Variant) -> str:
+    """What sets a variant apart, beside its optimizer."""
+    parts = [f" {name} {value}" for name, value in variant.options.items()]
+    return ("" if variant.batch_size == 32 else f" batch size {variant.batch_size}") + "".join(parts)
+
+
+def _both(workload: str, *bases: str, **details: Any) -> list[Variant]:
+    """Each optimizer without and with CProp."""
+    return [Variant(workload, prefix + base, **details) for base in bases for prefix in ("", "cprop-")]
+
+
+PAPERS_FIVE: Final = ("sgd", "adam", "rmsprop", "amsgrad", "adabound")
+OVERCONFIDENCE: Final = (1.0, 3.0, 5.0, 10.0)
+# "We start from c = 1, multiplicatively increase it by 3 until it gets worse": it chose 27, so one beyond.
+ALTERNATIVE_OVERCONFIDENCE: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
+
+_FASTER: Final = "CProp-augmented optimizers reduce the training loss faster than their plain peers."
+
+_FIGURES: Final = (
+    Experiment(
+        "fmnist-fc",
+        "Fashion-MNIST, fully-connected network",
+        "Figure 2",
+        "CProp-augmented optimizers performed favorably in all settings.",
+        _both("fmnist-fc", *PAPERS_FIVE),
+    ),
+    Experiment(
+        "fmnist-cnn",
+        "Fashion-MNIST, convolutional network",
+        "Figure 9, batch size 32",
+        "CProp-augmented optimizers performed favorably in all settings.",
+        _both("fmnist-cnn", "sgd", "adam"),
+    ),
+    Experiment(
+        "cifar100-vgg", "CIFAR-100, VGG11", "Figure 3", _FASTER, _both("cifar100-vgg", "sgd", "adam", "rmsprop")
+    ),
+    Experiment(
+        "cifar100-resnet",
+        "CIFAR-100, ResNet18",
+        "Figure 4",
+        _FASTER,
+        _both("cifar100-resnet", "sgd", "adam", "rmsprop"),
+    ),
+    Experiment(
+        "tiny-imagenet-vgg",
+        "Tiny ImageNet, VGG16",
+        "Figure 5",
+        "CProp provides significant improvement over traditional SGD and Adam.",
+        _both("tiny-imagenet-vgg", "sgd", "adam"),
+    ),
+    Experiment(
+        "tiny-imagenet-resnet",
+        "Tiny ImageNet, ResNet50",
+        "Figure 6",
+        "CProp provides significant improvement over traditional SGD and Adam.",
+        _both("tiny-imagenet-resnet", "sgd", "adam"),
+    ),
+    Experiment(
+        "ptb-lstm",
+        "Penn Treebank, AWD-LSTM without dropout",
+        "Figure 7, top",
+        "Large improvement over traditional optimizers when no dropout is applied.",
+        _both("ptb-lstm", "sgd", "adam"),
+    ),
+    Experiment(
+        "ptb-lstm-dropout",
+        "Penn Treebank, AWD-LSTM with dropout",
+        "Figure 7, bottom, and figure 12, right",
+        "A bit less dramatic with dropout, where the gaps are narrower.",
+        _both("ptb-lstm-dropout", "sgd", "adam"),
+    ),
+    Experiment(
+        "batch-sizes",
+        "Batch sizes from 4 to 64 (Fashion-MNIST, convolutional network)",
+        "Figure 9",
+        "CProp works well across batch sizes.",
+        [v for size in (4, 8, 16, 32, 64) for v in _both("fmnist-cnn", "sgd", "adam", batch_size=size)],
+        panels=("train_loss", "accuracy"),
+    ),
+    Experiment(
+        "overconfidence",
+        "Overconfidence c (Fashion-MNIST, convolutional network)",
+        "Figure 11",
+        "Larger c trade off the training speed with generalization performance, improving over a default c = 1.",
+        [
+            variant
+            for base in ("sgd", "adam")
+            for variant in [
+                Variant("fmnist-cnn", base),
+                *(Variant("fmnist-cnn", f"cprop-{base}", settings={"cprop_c": c}) for c in OVERCONFIDENCE),
+            ]
+        ],
+        panels=("train_loss", "test_loss", "accuracy"),
+    ),
+    Experiment(
+        "dropout",
+        "Channel-wise dropout 0.3 and none (Fashion-MNIST, convolutional network)",
+        "Figure 12, left",
+        "CProp seems to be less effective under the presence of strong dropout.",
+        [
+            *_both("fmnist-cnn", "sgd", "adam"),
+            *_both("fmnist-cnn", "sgd", "adam", options={"dropout": 0.3}),
+        ],
+    ),
+    Experiment(
+        "scale-histogram",
+        "The scale over time (Fashion-MNIST, convolutional network)",
+        "Figure 8",
+        "CProp scales down most of the learning rates quickly while maintaining a high one for a small portion.",
+        [Variant("fmnist-cnn", "cprop-sgd"), Variant("fmnist-cnn", "cprop-adam")],
+        kind="histogram",
+        panels=("mean_scale",),
+    ),
+    Experiment(
+        "alternatives",
+        "Relative rate and moment rate (Fashion-MNIST, convolutional network)",
+        "Figures 13 and 14",
+        "Despite CProp not being tuned, it held a leading position, while moment rate came close to it.",
+        [
+            Variant("fmnist-cnn", "sgd"),
+            Variant("fmnist-cnn", "cprop-sgd"),
+            *(
+                Variant("fmnist-cnn", "cprop-sgd", settings={"cprop_measure": measure, "cprop_c": c})
+                for measure in ("relative_rate", "moment_rate")
+                for c in ALTERNATIVE_OVERCONFIDENCE
+            ),
+        ],
+        panels=("train_loss",),
+    ),
+    Experiment(
+        "generalization",
+        "Generalization on all data sets",
+        "Figure 10",
+        "Vanilla SGD seems to generalize best in most cases, while being slower to train.",
+        [
+            variant
+            for workload in (
+                "fmnist-cnn",
+                "cifar100-vgg",
+                "cifar100-resnet",
+                "tiny-imagenet-vgg",
+                "tiny-imagenet-resnet",
+                "ptb-lstm-dropout",
+            )
+            for variant in _both(workload, "sgd", "adam")
+        ],
+        panels=("accuracy", "test_loss"),
+    ),
+)
+
+_SELECTIONS: Final = tuple(
+    Experiment(
+        f"lr-selection-{workload}",
+        f"Selection of learning rates: {workload}",
+        f"Appendix E, figure {figure}",
+        f"Chosen: {', '.join(f'{lr:g} for {optimizers.RECIPES[base].title}' for base, lr in chosen.items())}.",
+        [Variant(workload, base) for base in chosen],
+        kind="learning-rates",
+        panels=("train_loss",),
+    )
+    for figure, (workload, chosen) in zip((15, 16, 17, 18, 19, 20, 21, 21), rates.PAPER.items(), strict=True)
+)
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {e.name: e for e in (*_FIGURES, *_SELECTIONS)}

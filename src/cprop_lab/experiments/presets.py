@@ -1,0 +1,104 @@
+"""How long experiments run: as the paper's, as two cores allow, or just to see that all works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cprop_lab.learning_rate import ITERATIONS
+
+__all__ = ["PRESETS", "Length", "Preset"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of one run.
+
+    Args:
+        iterations: steps.
+        evaluations: rows of the curves.
+        examples: looked at in an evaluation, of the training and of the test data; for a text, windows of 35 words.
+        selection: steps of a run that serves to select a learning rate.
+    """
+
+    iterations: int
+    evaluations: int
+    examples: int
+    selection: int = ITERATIONS
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A length for every workload, and how many seeds.
+
+    Args:
+        name: as it is called on the command line.
+        about: in a line.
+        seeds: how many.
+        select: whether learning rates are selected, or the paper's are taken.
+        lengths: by workload.
+    """
+
+    name: str
+    about: str
+    seeds: int
+    select: bool
+    lengths: Mapping[str, Length]
+
+
+# The paper's text does not say how long its runs were (only its figures' axes did). These are lengths at which its
+# plain optimizers have come to rest.
+PAPER: Final = Preset(
+    "paper",
+    "the paper's programme: three seeds, its learning rates; for GPUs",
+    seeds=3,
+    select=False,
+    lengths={
+        "fmnist-fc": Length(20_000, 100, 10_000),
+        "fmnist-cnn": Length(20_000, 100, 10_000),
+        "cifar100-vgg": Length(50_000, 100, 10_000),
+        "cifar100-resnet": Length(50_000, 100, 10_000),
+        # "We created a smaller subset of the train dataset containing 10,000 images" (section 3.3).
+        "tiny-imagenet-vgg": Length(100_000, 100, 10_000),
+        "tiny-imagenet-resnet": Length(100_000, 100, 10_000),
+        "ptb-lstm": Length(40_000, 50, 10_000),
+        "ptb-lstm-dropout": Length(40_000, 50, 10_000),
+    },
+)
+
+REDUCED: Final = Preset(
+    "reduced",
+    "what two cores can do: hours; learning rates selected by the lab",
+    seeds=3,
+    select=True,
+    lengths={
+        "fmnist-fc": Length(20_000, 50, 10_000),
+        "fmnist-cnn": Length(10_000, 40, 2_000),
+        "cifar100-vgg": Length(3_000, 20, 1_000, selection=300),
+        "cifar100-resnet": Length(2_000, 10, 500, selection=150),
+        "tiny-imagenet-vgg": Length(200, 5, 200, selection=30),
+        "tiny-imagenet-resnet": Length(200, 5, 200, selection=30),
+        "ptb-lstm": Length(2_000, 20, 40, selection=200),
+        "ptb-lstm-dropout": Length(2_000, 20, 40, selection=200),
+    },
+)
+
+SMOKE: Final = Preset(
+    "smoke",
+    "minutes: that all works, and what it looks like; says nothing about CProp",
+    seeds=2,
+    select=False,
+    lengths={
+        "fmnist-fc": Length(1_000, 20, 2_000, selection=200),
+        "fmnist-cnn": Length(200, 10, 500, selection=50),
+        "cifar100-vgg": Length(12, 3, 64, selection=4),
+        "cifar100-resnet": Length(8, 2, 32, selection=4),
+        "tiny-imagenet-vgg": Length(4, 2, 32, selection=2),
+        "tiny-imagenet-resnet": Length(4, 2, 32, selection=2),
+        "ptb-lstm": Length(6, 2, 2, selection=2),
+        "ptb-lstm-dropout": Length(6, 2, 2, selection=2),
+    },
+)
+
+PRESETS: Final[Mapping[str, Preset]] = {preset.name: preset for preset in (PAPER, REDUCED, SMOKE)}

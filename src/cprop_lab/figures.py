@@ -1,0 +1,648 @@
+"""Figures of runs, as the paper draws them: lists of runs in, a matplotlib figure out.
+
+Figures are made without pyplot, so they need no display and nothing has to be closed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import colors, style, ticker
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from cprop_lab import optimizers
+from cprop_lab.learning_rate import choose, final_loss
+from cprop_lab.results import BINS, Run, Status
+from cprop_lab.specification import Specification
+from cprop_lab.targets import Pair, Spread, by_seed, facet, spread
+
+__all__ = ["curves", "histogram", "learning_rates", "save", "times_to_target", "to_svg"]
+
+Look = dict[str, Any]
+"""How a line is drawn, as matplotlib's arguments."""
+
+WIDTH: Final = 9.0
+"""In inches: at 100 pixels an inch, the width of a README's column."""
+
+# Of Okabe and Ito, who chose colours that colour-blind people can tell apart; without their yellow, which is too light
+# for a line on white, and their black, which is for what belongs to no optimizer.
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+SHADES: Final = ("YlGnBu", "YlOrRd", "YlGn", "RdPu", "YlOrBr", "PuBu")
+"""Matplotlib's colour maps that are nearest to these colours."""
+MARKERS: Final = ("", "o", "s", "^")
+"""By round, where there are more optimizers than colours."""
+
+WORDS: Final[Mapping[str, str]] = {
+    "step": "iterations",
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+    "accuracy": "test accuracy",
+    "perplexity": "test perplexity",
+    "mean_scale": "mean scale",
+    "lr": "learning rate",
+}
+LOGARITHMIC: Final = ("train_loss", "test_loss", "perplexity", "lr")
+METRICS: Final = ("accuracy", "perplexity")
+"""Of which a workload has one."""
+
+STYLE: Final[Mapping[str, Any]] = {
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "0.4",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "xtick.color": "0.3",
+    "ytick.color": "0.3",
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.title_fontsize": 8,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.3,
+    "lines.linewidth": 1.5,
+    "text.parse_math": False,  # names come from users: a dollar sign is one
+    "svg.hashsalt": "cprop",  # the same figure makes the same file
+}
+
+# A reader's own matplotlibrc is left out, so that a figure looks the same everywhere.
+_styled = partial(style.context, dict(STYLE), after_reset=True)
+
+
+# Which runs belong together, and what they are called.
+
+
+def place(specification: Specification) -> str:
+    """Where an optimizer was tried: the workload, and what else sets it apart from others of its experiment."""
+    return f"{specification.workload}{facet(specification)}"
+
+
+class Family(NamedTuple):
+    """What has one colour: an optimizer without CProp, and with it."""
+
+    base: str
+    cosine: bool
+    ema: bool
+    measure: str
+
+
+class Kin(NamedTuple):
+    """Those of a family with CProp, or those without."""
+
+    family: Family
+    cprop: bool
+
+
+def _kin(specification: Specification) -> Kin:
+    name = optimizers.parse(specification.optimizer)
+    measure = str(specification.settings.get("cprop_measure", "normal"))
+    return Kin(Family(name.base, name.cosine, name.ema, measure), name.cprop)
+
+
+def _c(specification: Specification) -> float:
+    return float(specification.settings.get("cprop_c", 1.0))
+
+
+def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
+    """Runs that differ in their seed alone, together.
+
+    Workloads and optimizers keep their order; an optimizer comes without CProp first, then with it, by rising c.
+    """
+    groups = by_seed(runs)
+    places = list(dict.fromkeys(map(place, groups)))
+    families = list(dict.fromkeys(_kin(group).family for group in groups))
+
+    def order(group: Specification) -> tuple[float, ...]:
+        kin = _kin(group)
+        return places.index(place(group)), families.index(kin.family), kin.cprop, _c(group), group.lr
+
+    return {group: groups[group] for group in sorted(groups, key=order)}
+
+
+def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Specification, str]:
+    """What figures call each group: the optimizer, and where that does not tell two apart, what else differs.
+
+    Args:
+        groups: all that are shown together.
+        but: what need not be told, since it stands elsewhere.
+    """
+    groups = list(groups)
+    with_other_c = {(place(group), _kin(group)) for group in groups if _c(group) != 1}
+    alike: dict[tuple[str, str], list[Specification]] = {}
+    for group in groups:
+        label = optimizers.label(group)
+        # Elsewhere c = 1 goes without saying; beside other values it would be missed.
+        if _c(group) == 1 and (place(group), _kin(group)) in with_other_c:
+            label += ", c = 1"
+        alike.setdefault((place(group), label), []).append(group)
+    named = {}
+    for (_, label), same in alike.items():
+        values = [_values(group) for group in same]
+        differing = [key for key in values[0] if key not in but and len({own.get(key) for own in values}) > 1]
+        for group, own in zip(same, values, strict=True):
+            named[group] = ", ".join([label, *(f"{WORDS.get(key, key)} {_text(own.get(key))}" for key in differing)])
+    return {group: named[group] for group in groups}
+
+
+def _values(specification: Specification) -> dict[str, Any]:
+    """Everything that decides a run, in one level."""
+    values = specification.to_dict()
+    return {**values.pop("options"), **values.pop("settings"), **values}
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def by_place(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
+    """Groups of the same workload, options and batch size, together."""
+    groups = list(groups)
+    several = len({group.batch_size for group in groups}) > 1
+    places: dict[str, list[Specification]] = {}
+    for group in groups:
+        where, size = place(group), f"batch size {group.batch_size}"
+        if several and size not in where:  # the usual one goes without saying, unless others stand beside it
+            where = f"{where[:-1]}, {size})" if facet(group) else f"{where} ({size})"
+        places.setdefault(where, []).append(group)
+    return places
+
+
+def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
+    """How each line is drawn, by its name: with CProp solid, without dashed, both in one colour.
+
+    Where a family has several lines with CProp (or several without), such as those of different ``c``, they are told
+    apart by shades of its colour, from light to dark.
+    """
+    kins: dict[Kin, dict[str, None]] = {}  # names as a set that keeps its order
+    for group, name in named.items():
+        kins.setdefault(_kin(group), {})[name] = None
+    families = list(dict.fromkeys(kin.family for kin in kins))
+    found: dict[str, Look] = {}
+    for kin, members in kins.items():
+        turn, hue = divmod(families.index(kin.family), len(COLOURS))
+        shades = mpl.colormaps[SHADES[hue]](np.linspace(0.4, 1.0, len(members)))
+        for name, shade in zip(members, shades, strict=True):
+            found[name] = {
+                "color": COLOURS[hue] if len(members) == 1 else colors.to_hex(shade),
+                "linestyle": "-" if kin.cprop else (0, (4, 1.5)),
+                "marker": MARKERS[turn % len(MARKERS)],
+                "markersize": 4,
+                "markevery": 0.12,
+            }
+    return found
+
+
+# Numbers over seeds.
+
+
+def by_step(runs: Iterable[Run], values: Callable[[Run], np.ndarray]) -> dict[int, list[Any]]:
+    """By iteration, what those runs have that got there."""
+    found: dict[int, list[Any]] = {}
+    for run in runs:
+        for step, value in zip(run.column("step"), values(run), strict=True):
+            if np.isfinite(value).all():
+                found.setdefault(int(step), []).append(value)
+    return dict(sorted(found.items()))
+
+
+def before_divergence(run: Run, column: str) -> np.ndarray:
+    """A curve, without the value at which its run was given up: that one says nothing about the others' mean."""
+    values = run.column(column)
+    return np.append(values[:-1], np.nan) if run.status == "diverged" else values
+
+
+def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
+    """By iteration, a curve's mean and spread over seeds."""
+    values = by_step(runs, lambda run: before_divergence(run, column))
+    return {step: spread(those) for step, those in values.items()}
+
+
+def measured(runs: Iterable[Run], column: str) -> bool:
+    """Whether any run has such a curve."""
+    return any(np.isfinite(run.column(column)).any() for run in runs)
+
+
+def metric(runs: Sequence[Run]) -> str:
+    """Which of accuracy and perplexity these runs have."""
+    return next((column for column in METRICS if measured(runs, column)), METRICS[0])
+
+
+def with_status(runs: Iterable[Run], status: Status) -> list[Run]:
+    """Those that ended so."""
+    return [run for run in runs if run.status == status]
+
+
+# What all figures share.
+
+
+def _entitle(figure: Figure, title: str) -> None:
+    if title:
+        figure.suptitle("\n".join(textwrap.wrap(title, 90)), fontsize=11)
+
+
+def _legend(
+    figure: Figure, handles: Sequence[Line2D | Patch], caption: str, kinds: Sequence[object] | None = None
+) -> None:
+    """Below the panels, where it covers nothing; its title says how to read the figure.
+
+    Args:
+        figure: grows by as much.
+        handles: what it lists, by their labels.
+        caption: its title.
+        kinds: what each belongs to; those of a kind share a column where that can be.
+    """
+    labels = [str(handle.get_label()) for handle in handles]
+    width, height = figure.get_size_inches()
+
+    def fits(columns: int) -> bool:
+        # An estimate of what letters and handles take, in inches.
+        widths = [0.48 + 0.068 * max(map(len, part)) for part in np.array_split(labels, columns)]
+        return sum(widths) <= float(width)
+
+    def keeps_together(columns: int) -> bool:
+        parts = [set(part) for part in np.array_split([str(kind) for kind in kinds or labels], columns)]
+        return sum(map(len, parts)) == len(set.union(*parts))
+
+    fitting = [columns for columns in range(2, len(labels) + 1) if fits(columns)] or [1]
+    columns = max(filter(keeps_together, fitting), default=max(fitting))
+    figure.set_size_inches(width, height + 0.2 * math.ceil(len(labels) / columns) + 0.3)
+    figure.legend(handles=list(handles), title=caption, loc="outside lower center", ncols=columns)
+
+
+def _ticks(axis: Axis, number: int, text: Callable[[float], str]) -> None:
+    """About so many ticks, at round numbers."""
+    axis.set_major_locator(ticker.MaxNLocator(number, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.6g} %"
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.6g}k" if value >= 1000 else _plain(value)
+
+
+def _logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """A logarithmic axis whose ticks are plain numbers; matplotlib's are powers of ten, often one or none of them."""
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    decades = math.log10(high / low)
+    _ticks(axis, 6, _plain)  # for a range in which there is hardly a power of ten
+    if decades > 0.6:
+        # Powers of ten alone, where there are enough of them.
+        subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _over_seeds_words(runs: Sequence[Run], mean: str, deviation: str) -> str:
+    """How to read lines and areas, which depends on whether there are several seeds."""
+    if len({run.specification.seed for run in runs}) == 1:
+        return "one seed"
+    return f"{mean}: mean over seeds; {deviation}: one standard deviation"
+
+
+CROSS: Final[Look] = {"linestyle": "", "marker": "x", "markersize": 6, "markeredgewidth": 1.5}
+"""Where a run diverged."""
+BEST: Final[Look] = {"linestyle": "", "marker": "o", "markersize": 9, "markerfacecolor": "none", "color": "black"}
+
+
+# Curves over iterations.
+
+
+@_styled()
+def curves(
+    runs: Sequence[Run], panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale"), title: str = ""
+) -> Figure:
+    """Curves over iterations: a row for each workload, option and batch size, a column for each panel.
+
+    A line is the mean over seeds, not smoothed, and the area around it one standard deviation. A run that diverged goes
+    as far as it got and ends in a cross.
+
+    Args:
+        runs: of any optimizers and workloads.
+        panels: columns of the runs' curves; ``"accuracy"`` stands for perplexity where that is what was measured.
+        title: above all.
+
+    Raises:
+        ValueError: if no run has any of the panels.
+    """
+    groups = grouped(runs)
+    named = names(groups)
+    drawn = looks(named)
+    rows = {where: {named[group]: groups[group] for group in members} for where, members in by_place(groups).items()}
+    columns = [panel for panel in panels if any(measured(runs, column) for column in _meant(panel))]
+    if not columns:
+        raise ValueError(f"no run has a {' or '.join(panels)}: give finished runs, and columns that they have")
+
+    figure = Figure(figsize=(WIDTH if len(columns) > 1 else WIDTH * 0.75, 2.4 * len(rows) + 0.3))
+    grid = figure.subplots(len(rows), len(columns), squeeze=False)
+    for row, (where, lines) in zip(grid, rows.items(), strict=True):
+        row[0].set_title(where, fontweight="bold")
+        for axes, panel in zip(row, columns, strict=True):
+            _panel(axes, panel, lines, drawn)
+    for axes in grid[-1]:
+        axes.set_xlabel(WORDS["step"])
+
+    _entitle(figure, title)
+    handles = []
+    for name, look in drawn.items():
+        own = [run for lines in rows.values() for run in lines.get(name, ())]
+        diverged = len(with_status(own, "diverged"))
+        handles.append(Line2D([], [], label=name + f" (diverged: {diverged} of {len(own)})" * bool(diverged), **look))
+    crosses = "; cross: a run diverged" * bool(with_status(runs, "diverged"))
+    families = {named[group]: _kin(group).family for group in groups}
+    begun_later = [
+        WORDS[column] for column in METRICS if measured(runs, column) and not set(columns).isdisjoint(METRICS)
+    ]
+    later = f"; {' and '.join(begun_later)} from a tenth of the way on" * bool(begun_later)
+    caption = _over_seeds_words(runs, "line", "area") + crosses + later
+    _legend(figure, handles, caption, [families[name] for name in drawn])
+    return figure
+
+
+def _meant(panel: str) -> Sequence[str]:
+    return METRICS if panel in METRICS else (panel,)
+
+
+def _panel(axes: Axes, panel: str, lines: Mapping[str, Sequence[Run]], drawn: Mapping[str, Look]) -> None:
+    """One panel of one workload; empty if nothing of the kind was measured there."""
+    column = metric([run for runs in lines.values() for run in runs]) if panel in METRICS else panel
+    shown: list[tuple[int, float]] = []
+    for name, runs in lines.items():
+        line = over_seeds(runs, column)
+        if not line:
+            continue
+        mean, deviation, _ = np.array(list(line.values())).T
+        axes.plot(list(line), mean, **drawn[name])
+        colour = drawn[name]["color"]
+        axes.fill_between(list(line), mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+        shown += zip(line, mean, strict=True)
+        for run in with_status(runs, "diverged"):
+            # From the last value that counts to the one at which it was given up.
+            end = [(step, value) for step, (value,) in by_step([run], lambda run: run.column(column)).items()][-2:]
+            axes.plot([step for step, _ in end], [value for _, value in end], color=colour, linewidth=0.7)
+            axes.plot(*zip(*end[-1:], strict=True), color=colour, **CROSS)
+            shown += end
+    if not shown:
+        axes.set_axis_off()
+        return
+    axes.set_ylabel(WORDS.get(column, column))
+    _limit(axes, column, shown)
+    _ticks(axes.xaxis, 5, _thousands)
+
+
+def _limit(axes: Axes, column: str, shown: Sequence[tuple[int, float]]) -> None:
+    """Set the range of values that is seen."""
+    values = [value for _, value in shown]
+    if column in METRICS:
+        # The first rise or fall is steep and the same for all; on its scale nothing of the rest could be told apart.
+        begin = max(step for step, _ in shown) / 10
+        values = [value for step, value in shown if step >= begin]
+    low, high = min(values), max(values)
+    if column in LOGARITHMIC and low > 0:
+        _logarithmic(axes, "y", low / (high / low) ** 0.05 / 1.02, high * (high / low) ** 0.05 * 1.02)
+        return
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    axes.set_ylim(0 if column == "mean_scale" else low - margin, high + margin)
+    _ticks(axes.yaxis, 6, _percent if column == "accuracy" else _plain)
+
+
+# The scale's distribution.
+
+
+@_styled()
+def histogram(runs: Sequence[Run], title: str = "") -> Figure:
+    """The distribution of CProp's scale over time, and beside it its mean: a row for each group of runs that has one.
+
+    Iterations go upwards: the start is at the bottom. Both are means over seeds.
+
+    Raises:
+        ValueError: if no run has scales.
+    """
+    groups = {group: own for group, own in grouped(runs).items() if measured(own, "mean_scale")}
+    if not groups:
+        raise ValueError("no run has scales: give finished runs of optimizers with CProp")
+    named = names(groups)
+    figure = Figure(figsize=(WIDTH * 0.85, 2.7 * len(groups) + 0.9))
+    grid = figure.subplots(len(groups), 2, squeeze=False, sharey="row", width_ratios=(1.6, 1))
+    several = len(by_place(groups)) > 1
+    for (image, mean), (group, own) in zip(grid, groups.items(), strict=True):
+        image.set_title(named[group] + f": {place(group)}" * several, fontweight="bold")
+        shares = by_step(own, lambda run: run.histogram())
+        steps = np.array(list(shares), dtype=float)
+        between = (steps[1:] + steps[:-1]) / 2
+        drawn = image.pcolormesh(
+            np.linspace(0, 1, BINS + 1),
+            np.array([steps[0], *between, max(steps[-1], steps[0] + 1)]),
+            np.array([np.mean(rows, axis=0) for rows in shares.values()]),
+            norm=colors.LogNorm(1e-3, 1.0, clip=True),
+            cmap="cividis",
+            rasterized=True,  # a drawing of rectangles has seams between them
+        )
+        image.grid(False)
+        image.set(ylabel="iterations (start at the bottom)")
+        line = over_seeds(own, "mean_scale")
+        middle, deviation, _ = np.array(list(line.values())).T
+        mean.plot(middle, list(line), color=COLOURS[0])
+        mean.fill_betweenx(
+            list(line), middle - deviation, middle + deviation, color=COLOURS[0], alpha=0.15, linewidth=0
+        )
+        mean.set_xlim(left=0)
+        _ticks(image.yaxis, 5, _thousands)
+    for axes, label in zip(grid[-1], ("scale", WORDS["mean_scale"]), strict=True):
+        axes.set_xlabel(label)
+    bar = figure.colorbar(drawn, ax=list(grid.flat), location="bottom", shrink=0.6, aspect=40)
+    bar.set_label("share of all parameters")
+    bar.set_ticks([1e-3, 1e-2, 0.1, 1], labels=["0.1 % or less", "1 %", "10 %", "100 %"])
+    _entitle(figure, title)
+    return figure
+
+
+# The search for a learning rate.
+
+
+@_styled()
+def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
+    """The training loss at the end against the learning rate: a panel for each optimizer, with the best one marked.
+
+    Where a seed diverged there is no mean; such a learning rate has a cross at the top edge.
+
+    Raises:
+        ValueError: if there are no runs.
+    """
+    if not runs:
+        raise ValueError("no runs to draw: give finished runs")
+    searches: dict[Specification, dict[float, list[Run]]] = {}
+    for group, own in grouped(runs).items():
+        # Any one learning rate will do to name what was searched.
+        searches.setdefault(group.but(lr=1.0), {})[group.lr] = own
+    named = names(searches)
+    drawn = looks(named)
+    places = by_place(searches)
+    lines = math.ceil(len(searches) / 4)
+    columns = math.ceil(len(searches) / lines)
+    figure = Figure(figsize=(WIDTH if columns > 2 else WIDTH * 0.75, 2.5 * lines + 0.3))
+    grid = figure.subplots(lines, columns, squeeze=False)
+    panels = iter(grid.flat)
+    for where, members in places.items():
+        # Losses of one workload can be compared, so they have one range.
+        ends = [final_loss(run) for search in members for own in searches[search].values() for run in own]
+        for search, axes in zip(members, panels, strict=False):
+            axes.set_title(named[search] + f"\n{where}" * (len(places) > 1), fontweight="bold")
+            _search(axes, searches[search], drawn[named[search]], [loss for loss in ends if math.isfinite(loss)])
+    for axes in panels:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set_ylabel("training loss at the end")
+    _entitle(figure, title)
+    handles = [Line2D([], [], label="the best", **BEST)]
+    if with_status(runs, "diverged"):
+        handles.append(Line2D([], [], label="a seed diverged", color="0.3", **CROSS))
+    _legend(figure, handles, _over_seeds_words(runs, "line", "bar") + "; dots: single seeds")
+    return figure
+
+
+def _search(axes: Axes, by_lr: Mapping[float, Sequence[Run]], look: Look, ends: Sequence[float]) -> None:
+    """The panel of one optimizer, on a range that holds all of the workload's losses."""
+    losses = {lr: [final_loss(run) for run in runs] for lr, runs in sorted(by_lr.items())}
+    axes.set_xlabel(WORDS["lr"])
+    _logarithmic(axes, "x", min(losses) / 2.5, max(losses) * 2.5)
+    if ends and min(ends) > 0:
+        ratio = max(ends) / min(ends) * 1.05
+        _logarithmic(axes, "y", min(ends) / ratio**0.3, max(ends) * ratio**0.25)
+    elif not ends:
+        axes.set_yticks([])
+    for lr, values in losses.items():
+        axes.plot([lr] * len(values), values, linestyle="", marker=".", markersize=4, color=look["color"], alpha=0.5)
+        if math.inf in values:
+            axes.plot(lr, 0.95, transform=axes.get_xaxis_transform(), color="0.3", **CROSS)
+    means = {lr: spread(values) for lr, values in losses.items() if math.inf not in values}
+    if not means:
+        return
+    middle, deviation, _ = np.array(list(means.values())).T
+    axes.errorbar(list(means), middle, np.nan_to_num(deviation), capsize=2.5, **{**look, "marker": ""})
+    best = list(means)[choose(dict(enumerate(middle)))]
+    axes.plot(best, means[best].mean, **BEST)
+    about = f"best: {best:g}, loss {means[best].mean:.3g}"
+    axes.text(0.04, 0.04, about, transform=axes.transAxes, fontsize=8)
+
+
+# Times to a target.
+
+
+@_styled()
+def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
+    """The part of the plain optimizer's iterations and seconds that CProp needs to reach its last loss.
+
+    A bar is the mean over seeds, a point one seed. Where a seed never got there, there is no mean, and that is written.
+
+    Args:
+        pairs: by name, as :func:`cprop_lab.targets.pairs` gives them.
+        title: above all.
+
+    Raises:
+        ValueError: if there are no pairs.
+    """
+    if not pairs:
+        raise ValueError("no pairs to draw: run an optimizer without and with CProp, on the same seeds")
+    figure = Figure(figsize=(WIDTH, 0.55 * len(pairs) + 0.7))
+    axes = figure.subplots()
+    axes.grid(False, axis="y")
+    axes.axvline(1, color="black", linewidth=1)
+    bars = {"iterations": (-0.2, COLOURS[0]), "seconds": (0.2, COLOURS[4])}
+    furthest = 1.0
+    for row, pair in enumerate(pairs.values()):
+        for of, (offset, colour) in bars.items():
+            shares = pair.shares(of)
+            got_there = [share for share in shares if math.isfinite(share)]
+            furthest = max([furthest, *got_there])
+            if shares and len(got_there) == len(shares):
+                axes.barh(row + offset, spread(shares).mean, 0.36, color=colour, alpha=0.55, linewidth=0)
+            dots: Look = {"color": colour, "markerfacecolor": "white", "markersize": 4}
+            axes.plot(got_there, [row + offset] * len(got_there), "o", **dots)
+            # Beside the panel, where nothing lies under the words.
+            beside = axes.get_yaxis_transform()
+            axes.text(1.01, row + offset, _outcome(pair, shares), transform=beside, va="center", fontsize=8)
+    axes.set_yticks(range(len(pairs)), list(pairs))
+    axes.set_ylim(len(pairs) - 0.45, -0.55)
+    axes.set_xlim(0, furthest * 1.03)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("part of what the optimizer without CProp takes to its last training loss")
+    _entitle(figure, title)
+    handles: list[Line2D | Patch] = [Patch(color=colour, alpha=0.55, label=of) for of, (_, colour) in bars.items()]
+    _legend(
+        figure,
+        [*handles, Line2D([], [], color="black", linewidth=1, label="as long as without CProp")],
+        "bar: mean over seeds; dots: single seeds",
+    )
+    return figure
+
+
+def _outcome(pair: Pair, shares: Sequence[float]) -> str:
+    """What is written beside a bar."""
+    missed = sum(map(math.isinf, shares))
+    parts = []
+    if missed:
+        parts.append("not reached" + f" by {missed} of {len(shares)}" * (missed < len(shares)))
+    elif shares:
+        mean, deviation, _ = spread(shares)
+        parts.append(f"{mean:.2f}" + f" ± {deviation:.2f}" * math.isfinite(deviation))
+    if len(shares) < len(pair.plain):
+        parts.append(f"{len(pair.plain) - len(shares)} of {len(pair.plain)} did not learn without CProp")
+    return ", ".join(parts)
+
+
+# Files.
+
+PIXELS_AN_INCH: Final = 150
+
+
+def to_svg(figure: Figure) -> str:
+    """As an ``<svg>`` element to put into a page; the same figure gives the same text."""
+    stream = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with _styled():
+        figure.savefig(stream, format="svg", dpi=PIXELS_AN_INCH, metadata=nothing)
+    text = stream.getvalue()
+    return text[text.index("<svg") :]  # without the prologue of a file
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, as its file's ending says.
+
+    Raises:
+        ValueError: if that is neither .png nor .svg.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"{path}: figures are written as .png or .svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".svg":
+        path.write_text(to_svg(figure), encoding="utf-8")
+        return
+    with _styled():
+        figure.savefig(path, dpi=PIXELS_AN_INCH, metadata={"Software": None})

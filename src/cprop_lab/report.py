@@ -1,0 +1,349 @@
+"""One page on all experiments: what the paper claims, what was measured, and how. It needs nothing but itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+
+from cprop_lab import figures, targets
+from cprop_lab.figures import METRICS, WORDS, by_place, grouped, measured, metric, names, with_status
+from cprop_lab.results import Run, Store
+from cprop_lab.targets import Pair, smoothed, spread
+
+__all__ = ["draw", "write"]
+
+Manifest = Mapping[str, Any]
+NOTHING: Final = "-"
+
+STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c1e21; --soft: #5b6270; --line: #d9dce1; --paper: #fff; --shade: #f4f5f7;
+  --link: #0060a8; --mark: #8a4b00; --marked: #fff2dc; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #a0a7b4; --line: #3a3f47; --paper: #17191c;
+  --shade: #212428; --link: #7cc0ff; --mark: #ffcf8a; --marked: #3a2c14; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 66rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }
+h2 { font-size: 1.3rem; line-height: 1.3; margin: 3.5rem 0 .5rem; padding-top: 1.2rem;
+  border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.8rem 0 .4rem; }
+a { color: var(--link); }
+code, pre { font: .85em/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+pre { background: var(--shade); padding: .6rem .8rem; border-radius: 6px; overflow-x: auto; margin: .4rem 0; }
+blockquote { margin: .8rem 0; padding: .1rem 0 .1rem .9rem; border-left: 3px solid var(--line); }
+figure { margin: 1.2rem 0; padding: .6rem; background: #fff; border: 1px solid var(--line); border-radius: 8px;
+  overflow-x: auto; }
+figure svg { display: block; width: 100%; min-width: 38rem; height: auto; margin: 0 auto; }
+.table { overflow-x: auto; margin: .4rem 0; }
+table { border-collapse: collapse; font-size: .8125rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem 0 .3rem 1rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th { font-weight: 600; vertical-align: bottom; color: var(--soft); white-space: normal; }
+td:last-child { white-space: normal; min-width: 5.5rem; }
+.words { text-align: left; }
+th:first-child, td:first-child { padding-left: 0; position: sticky; left: 0; background: var(--paper); }
+.soft { color: var(--soft); font-size: .875rem; font-weight: normal; margin: .3rem 0; }
+.mark { background: var(--marked); color: var(--mark); border-radius: 4px; padding: .1rem .45rem; font-size: .8rem;
+  font-weight: 600; white-space: nowrap; }
+.missing { background: var(--marked); color: var(--mark); border-radius: 6px; padding: .6rem .9rem; margin: .8rem 0; }
+.missing pre { background: none; padding: 0; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .4rem 0; font-size: .875rem; }
+dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+summary { cursor: pointer; color: var(--link); font-size: .875rem; }
+"""
+
+READING: Final = (
+    "Numbers are means over seeds ± one standard deviation. Losses and accuracies at the end are over the last "
+    f"{targets.WINDOW} evaluations of a run, since single ones jump about. Seconds are of training alone, without "
+    "evaluations."
+)
+TARGETS: Final = (
+    "How long CProp takes to the training loss at which the same optimizer ends without it, seed by seed; a ratio "
+    f"below 1 is time saved. Both curves are averaged over {targets.WINDOW} evaluations, so the optimizer without "
+    "CProp may get there before its last iteration."
+)
+SURVIVORS: Final = (
+    "Where not all seeds reached the target, the numbers with CProp are those of the seeds that did: they flatter it."
+)
+
+
+def write(store: Store, path: Path) -> None:
+    """Write a page on all experiments of a store, as one file without anything to fetch.
+
+    Args:
+        store: where the experiments are.
+        path: of the page.
+    """
+    experiments = {name: (about, store.runs(about["runs"])) for name, about in store.experiments().items()}
+    contents = [_entry(name, about, runs) for name, (about, runs) in experiments.items()]
+    sections = [_section(name, about, runs) for name, (about, runs) in experiments.items()]
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>CProp: experiments</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>CProp: experiments</h1>
+<p>{READING}</p>
+<nav aria-label="Contents">
+{_list(contents) if contents else "<p>No experiment has run yet: see <code>cprop-lab list</code>.</p>"}
+</nav>
+{"".join(sections)}</body>
+</html>
+"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def draw(about: Manifest, runs: Sequence[Run], titled: bool = True) -> dict[str, Figure]:
+    """An experiment's figures, by what is put behind its name in a file's.
+
+    Args:
+        about: the experiment, as it is kept in a store.
+        runs: its finished runs; some may be missing, and without any there is nothing to draw.
+        titled: whether a figure says what it shows, for where it stands alone.
+    """
+    title = (about["title"] + f" ({about['preset']}: shorter than the paper's)" * bool(about["reduced"])) * titled
+    found = {}
+    if about["kind"] == "learning-rates" and runs:
+        found[""] = figures.learning_rates(runs, title)
+    if about["kind"] == "histogram" and measured(runs, "mean_scale"):
+        found[""] = figures.histogram(runs, title)
+    if about["kind"] == "curves" and runs:
+        found[""] = figures.curves(runs, about["panels"], title)
+    if pairs := targets.pairs(runs):
+        found["-times"] = figures.times_to_target(pairs, title)
+    return found
+
+
+# Parts of the page.
+
+
+def _entry(name: str, about: Manifest, runs: Sequence[Run]) -> str:
+    """A line of the contents."""
+    missing = len(_unfinished(about, runs))
+    state = f' <span class="mark">{missing} of {len(about["runs"])} runs missing</span>' if missing else ""
+    return f'<a href="#{_anchor(name)}">{escape(about["title"])}</a> {_reduced(about)}{state}'
+
+
+def _unfinished(about: Manifest, runs: Sequence[Run]) -> list[str]:
+    present = {run.identity for run in runs}
+    return [name for name in about["runs"] if name not in present]
+
+
+def _section(name: str, about: Manifest, runs: Sequence[Run]) -> str:
+    drawn = [
+        _inline(figure, f"{_anchor(name)}{suffix}", about["title"])
+        for suffix, figure in draw(about, runs, titled=False).items()
+    ]
+    return f"""
+<section id="{_anchor(name)}">
+<h2>{escape(about["title"])} {_reduced(about)}</h2>
+<blockquote><p>{escape(about["claim"])}</p><p class="soft">The paper, {escape(about["figure"])}</p></blockquote>
+{_missing(about, runs)}{"".join(drawn)}{_targets(targets.pairs(runs))}{_ends(runs)}{_provenance(about, runs)}
+</section>
+"""
+
+
+def _anchor(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
+
+
+def _reduced(about: Manifest) -> str:
+    """Which preset, marked where it is not the paper's."""
+    preset = escape(about["preset"])
+    if not about["reduced"]:
+        return f'<span class="soft">preset {preset}</span>'
+    return f'<span class="mark" title="shorter than the paper\'s programme">{preset}: shorter than the paper\'s</span>'
+
+
+def _missing(about: Manifest, runs: Sequence[Run]) -> str:
+    missing = _unfinished(about, runs)
+    if not missing:
+        return ""
+    listed = ", ".join(f"<code>{escape(name)}</code>" for name in missing)
+    return f"""<div class="missing" role="note">{len(missing)} of {len(about["runs"])} runs are not finished, and are
+missing below: {listed}. This finishes them:
+<pre>{escape(about["command"])}</pre></div>
+"""
+
+
+def _inline(figure: Figure, name: str, title: str) -> str:
+    """A figure as part of the page. No two parts of a page may have the same id, so its own get its name."""
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", figures.to_svg(figure))
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)  # a page knows what svg is
+    return f'<figure role="img" tabindex="0" aria-label="Figure: {escape(title)}">{svg}</figure>\n'
+
+
+def _targets(pairs: Mapping[str, Pair]) -> str:
+    """The table of iterations and seconds to target."""
+    if not pairs:
+        return ""
+    heads = ["", "target loss"]
+    for of in ("iterations", "seconds"):
+        heads += [f"{of} without", "with CProp", "ratio"]
+    rows = [[name, *_to_target(pair)] for name, pair in pairs.items()]
+    all_reached = all(math.isfinite(share) for pair in pairs.values() for share in pair.shares("iterations"))
+    note = "" if all_reached else f'<p class="soft">{SURVIVORS}</p>\n'
+    return f"""<h3>Iterations and seconds to target</h3>
+<p class="soft">{TARGETS}</p>
+{_table([*heads, "seeds that reached it"], rows)}{note}"""
+
+
+def _to_target(pair: Pair) -> list[str]:
+    shares = pair.shares("iterations")
+    if not shares:
+        return ["did not learn without CProp", *[NOTHING] * 7]
+    cells = [_spread(pair.targets)]
+    for of in ("iterations", "seconds"):
+        times = pair.times(of)
+        cells.append(_spread([without for without, _ in times]))
+        cells += [_spread(values, nothing="not reached") for values in ([ours for _, ours in times], pair.shares(of))]
+    others = len(pair.plain) - len(shares)
+    reached = sum(map(math.isfinite, shares))
+    cells.append(f"{reached} of {len(shares)}" + f" ({others} did not learn without CProp)" * bool(others))
+    return cells
+
+
+def _spread(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> str:
+    """Mean and one standard deviation of what is finite, to the digits that the deviation leaves."""
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return nothing
+    mean, deviation, _ = spread(values)
+    if not deviation > 0:  # one seed, or all seeds alike
+        text = f"{mean:,.{_decimals(mean, 4)}f}"
+        return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
+    decimals = min(_decimals(deviation, 2), _decimals(mean, 6))
+    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}{unit}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """How many decimals show so many digits of a value."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+
+
+def _ends(runs: Sequence[Run]) -> str:
+    """The table of where all runs ended."""
+    groups = grouped(runs)
+    if not groups:
+        return ""
+    named = names(groups, but=("lr",))
+    places = by_place(groups)
+    several = len(places) > 1
+    metrics = [column for column in METRICS if measured(runs, column)]
+    heads = ["optimizer", "learning rate", "seeds", WORDS["train_loss"], WORDS["test_loss"]]
+    heads += [*[" or ".join(WORDS[column] for column in metrics)] * bool(metrics), "ms a step"]
+    rows = [
+        [*[where] * several, named[group], f"{group.lr:g}", *_end(groups[group], bool(metrics))]
+        for where, members in places.items()
+        for group in members
+    ]
+    table = _table(["workload"] * several + heads, rows, words=1 + several)
+    return f"<h3>Where the runs ended</h3>\n{table}"
+
+
+def _end(runs: Sequence[Run], with_metric: bool) -> list[str]:
+    """The cells of a group of runs; those that diverged are counted, and left out of the means."""
+    finished = with_status(runs, "finished")
+    diverged = len(runs) - len(finished)
+
+    def end(column: str, nothing: str = NOTHING) -> str:
+        times, unit = (100, " %") if column == "accuracy" else (1, "")
+        return _spread([times * float(smoothed(run, column)[-1]) for run in finished], unit, nothing)
+
+    return [
+        f"{len(runs)}" + f" ({diverged} diverged)" * bool(diverged),
+        end("train_loss", nothing="diverged"),
+        end("test_loss"),
+        *[end(metric(runs))] * with_metric,
+        _spread([1000 * run.column("seconds")[-1] / run.column("step")[-1] for run in runs if run.column("step")[-1]]),
+    ]
+
+
+def _provenance(about: Manifest, runs: Sequence[Run]) -> str:
+    """How an experiment was made."""
+
+    def made(*keys: str) -> str:
+        """What the runs have there, each but once."""
+        found = (" ".join(str(run.made.get(key, "")) for key in keys).strip() for run in runs)
+        return ", ".join(sorted(set(filter(None, found)))) or NOTHING
+
+    dates = sorted(str(run.made["finished"]) for run in runs if "finished" in run.made)
+    facts = {
+        "preset": about["preset"] + " (shorter than the paper's)" * bool(about["reduced"]),
+        "learning rates": ", ".join(f"{name}: {lr:g}" for name, lr in about["learning_rates"].items()) or NOTHING,
+        "seeds": ", ".join(map(str, sorted({run.specification.seed for run in runs}))) or NOTHING,
+        "commit": made("commit"),
+        "cprop": made("cprop"),
+        "torch": made("torch"),
+        "python": made("python"),
+        "device": made("device", "machine"),
+        "threads a run": made("threads"),
+        "finished": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else NOTHING,
+    }
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n" for name, text in facts.items())
+    return f"""<h3>How it was made</h3>
+<pre>{escape(about["command"])}</pre>
+<dl>
+{listed}</dl>
+{_details(runs)}"""
+
+
+def _details(runs: Sequence[Run]) -> str:
+    """Every run and its settings, for those who want to look."""
+    if not runs:
+        return ""
+    fields = list(runs[0].specification.to_dict())
+    rows = [
+        [run.identity, run.status, *(_setting(run.specification.to_dict()[name]) for name in fields)] for run in runs
+    ]
+    heads = ["run", "ended", *(name.replace("_", " ") for name in fields)]
+    table = _table(heads, rows, words=len(heads))
+    return f"<details><summary>All {len(runs)} runs and their settings</summary>\n{table}</details>"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_setting(inner)}" for name, inner in value.items()) or NOTHING
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# HTML.
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table that scrolls by itself where the page is narrow.
+
+    Args:
+        heads: of the columns.
+        rows: cells as text.
+        words: how many columns, from the first, hold words, which stand to the left; numbers stand to the right.
+    """
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        opened = [f'{tag} class="words"' if i < words else tag for i in range(len(cells))]
+        return "<tr>" + "".join(f"<{o}>{escape(cell)}</{tag}>" for o, cell in zip(opened, cells, strict=True)) + "</tr>"
+
+    body = "\n".join(row(cells, "td") for cells in rows)
+    # With a tab stop, so that it can be scrolled without a mouse.
+    return f"""<div class="table" tabindex="0"><table>
+<thead>{row(heads, "th")}</thead>
+<tbody>
+{body}
+</tbody>
+</table></div>
+"""
+
+
+def _list(items: Iterable[str]) -> str:
+    return "<ul>\n" + "\n".join(f"<li>{item}</li>" for item in items) + "\n</ul>"

@@ -1,0 +1,110 @@
+"""Curves for the tools that people already look at: TensorBoard, MLflow, Weights & Biases.
+
+They are written from the store, after the fact: what is stored is the truth, and a run must not
+fail because a tracking server did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cprop_lab import optimizers
+from cprop_lab.results import BINS, Run
+
+__all__ = ["SINKS", "export"]
+
+SCALARS: Final = ("train_loss", "test_loss", "accuracy", "perplexity", "lr", "mean_scale", "seconds")
+
+
+def rows(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
+    """The numbers of a run, an evaluation at a time; what it does not have is left out."""
+    columns = {name: run.column(name) for name in SCALARS}
+    for i, step in enumerate(run.column("step")):
+        yield int(step), {name: float(c[i]) for name, c in columns.items() if not math.isnan(c[i])}
+
+
+def title(run: Run) -> str:
+    """A name that a person can tell apart."""
+    s = run.specification
+    return f"{s.workload}/{optimizers.label(s)} lr {s.lr:g}/seed {s.seed} {run.identity[:6]}"
+
+
+def tensorboard(runs: Iterable[Run], target: str) -> None:
+    """Event files in a folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    edges = [i / BINS for i in range(BINS + 1)]
+    for run in runs:
+        with SummaryWriter(str(Path(target) / title(run))) as writer:
+            for (step, values), shares in zip(rows(run), run.histogram(), strict=True):
+                for name, value in values.items():
+                    writer.add_scalar(name, value, step)
+                if not math.isnan(shares[0]):
+                    writer.add_histogram_raw(
+                        "scale",
+                        min=0.0,
+                        max=1.0,
+                        num=1.0,
+                        sum=values.get("mean_scale", 0.0),
+                        sum_squares=0.0,
+                        bucket_limits=edges[1:],
+                        bucket_counts=shares.tolist(),
+                        global_step=step,
+                    )
+
+
+def mlflow(runs: Iterable[Run], target: str) -> None:
+    """Runs in an MLflow store, such as ``sqlite:///mlflow.db`` or a server's address."""
+    import mlflow as tracking
+
+    tracking.set_tracking_uri(target)
+    for run in runs:
+        tracking.set_experiment(run.specification.workload)
+        with tracking.start_run(run_name=title(run)):
+            tracking.log_params({**flat(run.specification.to_dict()), "identity": run.identity})
+            for step, values in rows(run):
+                tracking.log_metrics(values, step=step)
+
+
+def wandb(runs: Iterable[Run], target: str) -> None:
+    """Runs in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps them here."""
+    import wandb as tracking
+
+    for run in runs:
+        about = tracking.init(project=target, name=title(run), id=run.identity, config=run.specification.to_dict())
+        for step, values in rows(run):
+            about.log(values, step=step)
+        about.finish()
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings within settings, as one level of names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+SINKS: Final[Mapping[str, Callable[[Iterable[Run], str], None]]] = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "wandb": wandb,
+}
+
+
+def export(runs: Iterable[Run], sink: str, target: str) -> None:
+    """Write runs to a sink.
+
+    Raises:
+        ValueError: if there is no such sink.
+        ImportError: if its package is not installed.
+    """
+    if sink not in SINKS:
+        raise ValueError(f"no sink is called {sink!r}: take one of {', '.join(SINKS)}")
+    try:
+        SINKS[sink](runs, target)
+    except ImportError as error:
+        raise ImportError(f"{sink} is not here ({error}): pip install {sink}") from error

@@ -1,0 +1,175 @@
+"""How long a run takes to a target, in iterations and in seconds: the measure of AlgoPerf.
+
+A loss at the end of a run says little about the time that was saved. So the question is turned
+around: when does a run first reach the loss that another one ends with?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cprop_lab import optimizers
+from cprop_lab.learning_rate import final_loss
+from cprop_lab.results import Run
+from cprop_lab.specification import Specification
+
+__all__ = ["Pair", "Reached", "Spread", "by_seed", "pairs", "reached", "smoothed", "spread"]
+
+WINDOW: Final = 3
+"""Rows of a curve that are averaged before it is compared with a target: single ones jump about."""
+
+
+class Reached(NamedTuple):
+    """When a run first was as good as a target."""
+
+    iterations: float
+    seconds: float
+
+
+class Spread(NamedTuple):
+    """A mean over seeds, one standard deviation, and the half-width of a 95 % interval of the mean (Student's t)."""
+
+    mean: float
+    deviation: float
+    margin: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" + (f" ± {self.deviation:.2g}" if math.isfinite(self.deviation) else "")
+
+
+# Student's t at 97.5 %, by degrees of freedom; beyond these the normal distribution's is near enough.
+_T: Final = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The mean of some values and how far it can be trusted.
+
+    Example:
+        >>> str(spread([1.0, 2.0, 3.0]))
+        '2 ± 1'
+        >>> spread([1.0]).margin
+        inf
+    """
+    if len(values) < 2:
+        return Spread(fmean(values), math.nan, math.inf)
+    deviation = stdev(values)
+    t = _T[len(values) - 1] if len(values) <= len(_T) else 1.96
+    return Spread(fmean(values), deviation, t * deviation / math.sqrt(len(values)))
+
+
+def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
+    """A curve, each value averaged with the few before it."""
+    values = run.column(column)
+    return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
+
+
+def reached(run: Run, target: float) -> Reached | None:
+    """When a run's training loss first falls to a target, between two rows where need be; None if it never does."""
+    losses = smoothed(run)
+    below = np.flatnonzero(losses <= target)
+    if not len(below):
+        return None
+    last = int(below[0])
+    first = max(last - 1, 0)
+    part = 1.0 if first == last else (losses[first] - target) / (losses[first] - losses[last])
+    steps, seconds = (run.column(name) for name in ("step", "seconds"))
+    return Reached(*(float(x[first] + part * (x[last] - x[first])) for x in (steps, seconds)))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An optimizer without and with CProp, seed by seed: what the second saves on the way to the first's last loss.
+
+    Seeds that did not learn without CProp (they diverged, or ended no lower than they began) have no such loss, and are
+    left out of all that follows.
+
+    Args:
+        plain: its runs, in the order of their seeds.
+        scaled: the runs with CProp, in the same order.
+    """
+
+    plain: Sequence[Run]
+    scaled: Sequence[Run]
+
+    @property
+    def learned(self) -> list[tuple[Run, Run, float]]:
+        """The seeds that have a target: both runs, and the plain one's last training loss."""
+        both = zip(self.plain, self.scaled, strict=True)
+        found = [(plain, scaled, final_loss(plain, WINDOW)) for plain, scaled in both]
+        return [
+            (p, s, target) for p, s, target in found if p.status != "diverged" and when(p, target, "iterations") > 0
+        ]
+
+    @property
+    def targets(self) -> list[float]:
+        """What each seed ends with, without CProp."""
+        return [target for *_, target in self.learned]
+
+    def times(self, of: str) -> list[tuple[float, float]]:
+        """By seed, when the plain and the scaled run reach the target (``"iterations"`` or ``"seconds"``), or never."""
+        return [(when(plain, target, of), when(scaled, target, of)) for plain, scaled, target in self.learned]
+
+    def shares(self, of: str) -> list[float]:
+        """The part of the plain run's iterations or seconds that CProp needs, by seed; infinite if it is not enough."""
+        return [ours / theirs for theirs, ours in self.times(of)]
+
+
+def when(run: Run, target: float, of: str) -> float:
+    """When a run reaches a target, or infinity."""
+    hit = reached(run, target)
+    return math.inf if hit is None else float(getattr(hit, of))
+
+
+def _setting(specification: Specification) -> tuple[object, ...]:
+    """What two runs of a pair have in common; learning rates may differ, if both were selected."""
+    return (
+        specification.workload,
+        tuple(specification.options.items()),
+        specification.batch_size,
+        specification.iterations,
+        specification.precision,
+    )
+
+
+def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
+    """Runs that differ in their seed alone, together, in the order of their seeds."""
+    groups: dict[Specification, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.specification.seed):
+        groups.setdefault(run.specification.group(), []).append(run)
+    return groups
+
+
+def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
+    """All optimizers that ran with the same seeds without and with CProp, by what figures call the latter."""
+    groups = by_seed(runs)
+    several = len({group.workload for group in groups}) > 1
+    found = {}
+    for scaled, with_cprop in groups.items():
+        name = optimizers.parse(scaled.optimizer)
+        if not name.cprop:
+            continue
+        for plain, without in groups.items():
+            same_seeds = [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
+            if (
+                plain.optimizer == str(name._replace(cprop=False))
+                and _setting(plain) == _setting(scaled)
+                and same_seeds
+            ):
+                about = f"{scaled.workload}: " * several + optimizers.label(scaled) + facet(scaled)
+                found[about] = Pair(without, with_cprop)
+    return found
+
+
+def facet(specification: Specification) -> str:
+    """What sets a run apart from those of the same experiment, beside its optimizer."""
+    options = specification.options.items()
+    parts = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options]
+    if specification.batch_size != 32:
+        parts.append(f"batch size {specification.batch_size}")
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,334 @@
+"""One run: a specification in, curves out. It may be stopped anywhere, and goes on to the bit."""
+
+from __future__ import annotations
+
+import math
+import platform
+import random
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import cprop
+from cprop.optimizers.base import ConformityOptimizer
+from cprop_lab import optimizers, workloads
+from cprop_lab.results import BINS, Row, Status, Store, identify
+from cprop_lab.specification import Specification
+
+__all__ = ["Training", "train"]
+
+CHECKPOINT_SECONDS: Final = 30.0
+"""How much work a kill may cost at most: a checkpoint is written when this long has passed since the last one."""
+
+DIVERGED: Final = 10.0
+"""A training loss this many times the loss at the start, or no number at all, ends a run."""
+
+
+class Training:
+    """A run under way: everything that changes from step to step is here, and goes into a checkpoint.
+
+    Nothing random is carried along: the order of an epoch follows from the seed and the epoch, and
+    torch's generator is set before every step from the seed and the step. So the position in the
+    data is a number, and augmentation and dropout need no state.
+    """
+
+    def __init__(self, specification: Specification, device: torch.device | None = None) -> None:
+        self.specification = specification
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.task = workloads.build(specification.workload, specification.options, specification.batch_size)
+        self.training_data, self.test_data = self.task.data()
+        seed_everything(specification.seed, -1)
+        self.model = self.task.model().to(self.device)
+        self.optimizer, self.scheduler = optimizers.build(specification, self.model.parameters())
+        self.average = self._average() if optimizers.parse(specification.optimizer).ema else None
+        self.step, self.seconds = 0, 0.0
+        self.rows: list[Row] = []
+        self._epoch, self._order = 0, self._order_of_epoch(0)
+        self._warm = False
+
+    def _average(self) -> AveragedModel:
+        return AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(optimizers.EMA_DECAY))
+
+    # Going on.
+
+    def advance(self, iterations: int) -> None:
+        """Take some steps, and count the seconds that they take.
+
+        The first step of a process is not timed: it compiles what is compiled, or finds it in a cache.
+        """
+        self._train_mode(True)
+        for _ in range(0 if self._warm else 1):
+            self._one_step()
+        start = time.perf_counter()
+        for _ in range(iterations if self._warm else iterations - 1):
+            self._one_step()
+        self._warm = True
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.perf_counter() - start
+
+    def _one_step(self) -> None:
+        epoch, position = divmod(self.step, len(self._order))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._order_of_epoch(epoch)
+        seed_everything(self.specification.seed, self.step)
+        batch = self.task.take(self.training_data, self._order[position])
+        batch = self.task.prepare(to(self.device, batch), training=True)
+        self.task.before_forward(self.model, position)
+        with self._precision():
+            loss = self.task.loss(self.model, batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.task.before_step(self.model)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        self.step += 1
+
+    def _order_of_epoch(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(mix(self.specification.seed, epoch, stream=1))
+        return self.task.order(self.task.size(self.training_data), generator)
+
+    def _precision(self) -> torch.autocast:
+        mixed = self.specification.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed)
+
+    def _train_mode(self, training: bool) -> None:
+        self.model.train(training)
+        # Schedule-Free optimizers hold other weights for evaluation than for training.
+        switch = getattr(self.optimizer, "train" if training else "eval", None)
+        if callable(switch):
+            switch()
+
+    # Looking at it.
+
+    @torch.no_grad()
+    def evaluate(self) -> Row:
+        """A row of the curves: losses on fixed subsets, and what CProp's scales are."""
+        seed_everything(self.specification.seed, -2)
+        self._train_mode(False)
+        model = self.model if self.average is None else self.average.module.eval()
+        train, test = (self._means(model, data) for data in (self.training_data, self.test_data))
+        row: Row = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "train_loss": train["loss"],
+            "test_loss": test["loss"],
+            "accuracy": test.get("accuracy"),
+            "perplexity": math.exp(min(test["loss"], 700.0)) if self.task.metric == "perplexity" else None,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            **self._scales(),
+        }
+        self.rows.append(row)
+        return row
+
+    def _means(self, model: nn.Module, data: Any) -> dict[str, float]:
+        size = self.task.evaluation_batch_size()
+        chosen = fixed_subset(self.task.size(data), self.specification.examples, sequential=size == 1)
+        sums: dict[str, Tensor] = {}
+        count = 0
+        with self.task.evaluating(model), self._precision():
+            for indices in chosen.split(size):
+                batch = self.task.prepare(to(self.device, self.task.take(data, indices)), training=False)
+                weight = examples_in(batch)
+                for name, mean in self.task.evaluate(model, batch).items():
+                    sums[name] = sums.get(name, torch.zeros((), device=self.device)) + mean.float() * weight
+                count += weight
+        return {name: total.item() / count for name, total in sums.items()}
+
+    def _scales(self) -> Row:
+        if not isinstance(self.optimizer, ConformityOptimizer):
+            return {}
+        # Counted with bincount and not histc: equal bins that no rounding moves between machines.
+        counts, total, number = torch.zeros(BINS, dtype=torch.long), 0.0, 0
+        for _, scale in self.optimizer.scales():
+            counts += (scale.flatten() * BINS).long().clamp_(0, BINS - 1).bincount(minlength=BINS).cpu()
+            total += scale.sum(dtype=torch.float64).item()
+            number += scale.numel()
+        if number == 0:
+            return {}
+        return {"mean_scale": total / number, "scale_histogram": (counts / number).tolist()}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether nothing will come of it."""
+        first, last = self.rows[0]["train_loss"], self.rows[-1]["train_loss"]
+        return not last <= DIVERGED * max(first, 1e-3)
+
+    # Stopping.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from step to step."""
+        return {
+            "specification": self.specification.to_json(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "rows": deepcopy(self.rows),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else plain(self.scheduler.state_dict()),
+            "average": None if self.average is None else self.average.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a run of the same specification was."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
+
+
+def train(
+    specification: Specification,
+    store: Store,
+    report: Callable[[Row], object] = lambda _: None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Status:
+    """Run to the end, from where it was if it was begun, and keep the curves; a finished run is left alone.
+
+    Args:
+        specification: what to run.
+        store: where curves and checkpoints are kept.
+        report: told every row as it is made; if it raises, the run stops there and can be resumed.
+        checkpoint_seconds: how often to write a checkpoint, at an evaluation or between two.
+
+    Returns:
+        How the run ended.
+    """
+    name = identify(specification)
+    if name in store.finished():
+        return store.read(name).status
+    with deterministic():
+        training = resume(specification, store, name)
+        written = time.monotonic()
+        if not training.rows:
+            report(training.evaluate())
+        while training.step < specification.iterations and not training.diverged:
+            # In stretches short enough for the clock, that end where the evaluations are.
+            every = specification.evaluate_every
+            stop = min((training.step // every + 1) * every, specification.iterations)
+            training.advance(min(stop - training.step, stretch(training, checkpoint_seconds)))
+            if training.step == stop:
+                report(training.evaluate())
+            if time.monotonic() - written > checkpoint_seconds:
+                store.save_checkpoint(name, training.state_dict())
+                written = time.monotonic()
+    status: Status = "diverged" if training.diverged else "finished"
+    store.write(specification, status, training.rows, provenance(training))
+    return status
+
+
+def stretch(training: Training, seconds: float) -> int:
+    """How many steps fit between two looks at the clock."""
+    if training.seconds == 0:
+        return 2  # the first is not timed
+    return max(1, int(seconds / 4 * training.step / training.seconds))
+
+
+def resume(specification: Specification, store: Store, name: str) -> Training:
+    """A run from its checkpoint, or from the start if there is none that can be trusted."""
+    training = Training(specification)
+    try:
+        state = store.load_checkpoint(name)
+        if state is not None:
+            training.load_state_dict(state)
+    except cprop.CheckpointError as error:
+        warnings.warn(f"run {name} starts from the beginning: {error}", stacklevel=2)
+        store.forget_checkpoint(name)
+        training = Training(specification)
+    return training
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """The same numbers every time: no algorithm that sums in the order in which threads come."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def mix(seed: int, step: int, stream: int = 0) -> int:
+    """A seed for one moment of a run: neighbouring moments must not have neighbouring random numbers (splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + stream * 0x94D049BB133111EB) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return (z ^ (z >> 31)) >> 1  # torch takes 63 bits
+
+
+def seed_everything(seed: int, step: int) -> None:
+    """Set torch's and Python's generators for a step."""
+    value = mix(seed, step)
+    torch.manual_seed(value)
+    random.seed(value)
+
+
+def fixed_subset(size: int, examples: int, sequential: bool) -> Tensor:
+    """Which examples are evaluated: the same for every run. A text's are its first windows, which follow each other."""
+    if examples >= size or sequential:
+        return torch.arange(min(size, examples))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(0))[:examples].sort().values
+
+
+def examples_in(batch: Any) -> int:
+    """How many examples a batch has: the length of its first tensor."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(batch)
+
+
+def to(device: torch.device, batch: Any) -> Any:
+    """A batch on a device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to(device, value) for key, value in batch.items()}
+    return tuple(to(device, value) for value in batch) if isinstance(batch, (tuple, list)) else batch
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """What of a scheduler's state is data; its methods are made anew."""
+    return {key: value for key, value in state.items() if not callable(value)}
+
+
+def provenance(training: Training) -> dict[str, Any]:
+    """How a run was made, for whoever reads its results."""
+    return {
+        "cprop": cprop.__version__,
+        "commit": commit(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(training.device) if training.device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "seconds": round(training.seconds, 3),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str:
+    """The commit of the code that is running, with a mark if it was changed since; nothing outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        call = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

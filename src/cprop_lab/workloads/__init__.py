@@ -1,0 +1,96 @@
+"""Data, network and loss: the paper's, by name, and a user's own, as ``module:Task``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from cprop_lab.models import convolutional, fully_connected, resnet18, resnet50, vgg11, vgg16
+from cprop_lab.workloads import data
+from cprop_lab.workloads.images import Images
+from cprop_lab.workloads.task import Task
+from cprop_lab.workloads.text import PennTreebank
+
+__all__ = ["WORKLOADS", "Task", "build", "code"]
+
+# Of the channels: CIFAR-100's from its training images, for Tiny ImageNet the usual ones of ImageNet.
+CIFAR100: Final[Mapping[str, Any]] = {
+    "source": data.CIFAR100,
+    "padding": 4,
+    "mean": (0.50708, 0.48655, 0.44092),
+    "std": (0.26733, 0.25644, 0.27615),
+}
+TINY_IMAGENET: Final[Mapping[str, Any]] = {
+    "source": data.TINY_IMAGENET,
+    "padding": 8,
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+}
+
+
+def _fashion_cnn(dropout: float = 0.0) -> Images:
+    return Images(data.FASHION_MNIST, partial(convolutional, dropout=dropout), channels=1)
+
+
+# From a name to what builds the task, given the run's options.
+WORKLOADS: Final[Mapping[str, Callable[..., Task]]] = {
+    "fmnist-fc": lambda: Images(data.FASHION_MNIST, fully_connected, channels=1),
+    "fmnist-cnn": _fashion_cnn,
+    "cifar100-vgg": lambda: Images(network=vgg11, **CIFAR100),
+    "cifar100-resnet": lambda: Images(network=resnet18, **CIFAR100),
+    "tiny-imagenet-vgg": lambda: Images(network=vgg16, **TINY_IMAGENET),
+    "tiny-imagenet-resnet": lambda: Images(network=resnet50, **TINY_IMAGENET),
+    "ptb-lstm": lambda: PennTreebank(dropout=False),
+    "ptb-lstm-dropout": lambda: PennTreebank(dropout=True),
+}
+
+
+def own(workload: str) -> type[Task]:
+    """The class that ``module:Task`` names.
+
+    Raises:
+        ValueError: if there is none, or it is no task.
+    """
+    module, _, name = workload.partition(":")
+    if not name:
+        raise ValueError(
+            f"no workload is called {workload!r}: take one of {', '.join(WORKLOADS)}, or module:Task for your own"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        task = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{workload!r} cannot be imported from {here}: {error}") from error
+    if not (inspect.isclass(task) and issubclass(task, Task)):
+        raise ValueError(f"{workload!r} is no task: derive it from cprop_lab.Task")
+    return task
+
+
+def build(workload: str, options: Mapping[str, Any], batch_size: int = 32) -> Task:
+    """The task of a run.
+
+    Raises:
+        ValueError: if there is none of that name, or it does not have such options.
+    """
+    make = WORKLOADS[workload] if workload in WORKLOADS else own(workload)
+    try:
+        task = make(**options)
+    except TypeError as error:
+        raise ValueError(f"{workload} does not take the options {dict(options)}: {error}") from error
+    task.batch_size = batch_size
+    return task
+
+
+def code(workload: str) -> str:
+    """What stands for a task's code in a run's identity: a user's own file, which changes as it is worked on."""
+    if workload in WORKLOADS:
+        return ""
+    return hashlib.sha256(Path(inspect.getfile(own(workload))).read_bytes()).hexdigest()[:16]

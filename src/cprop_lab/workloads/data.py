@@ -1,0 +1,121 @@
+"""The paper's data sets, read with ``datasets`` by their public names or from a folder, decoded once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["ENVIRONMENT", "Source", "images", "text"]
+
+ENVIRONMENT: Final = "CPROP_LAB_DATA"
+"""The environment variable that names a folder of data sets; without it, the public names are used."""
+
+
+class Source(NamedTuple):
+    """A data set: its folder's name, its public name, and what its columns and splits are called."""
+
+    folder: str
+    public: str
+    image: str = "image"
+    label: str = "label"
+    test: str = "test"
+
+    def address(self) -> str:
+        """What ``datasets.load_dataset`` is given.
+
+        Raises:
+            FileNotFoundError: if a data folder is named, and this data set is not in it.
+        """
+        root = os.environ.get(ENVIRONMENT)
+        if not root:
+            return self.public
+        path = Path(root) / self.folder
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"{path} is not there: {ENVIRONMENT} (or --data) names a folder that holds {self.folder}/; "
+                f"without it, {self.public!r} is downloaded"
+            )
+        return str(path)
+
+
+FASHION_MNIST: Final = Source("fashion_mnist", "zalando-datasets/fashion_mnist")
+CIFAR100: Final = Source("cifar100", "uoft-cs/cifar100", image="img", label="fine_label")
+TINY_IMAGENET: Final = Source("tiny_imagenet", "zh-plus/tiny-imagenet", test="valid")
+PENN_TREEBANK: Final = Source("penn_treebank", "ptb-text-only/ptb_text_only", test="test")
+
+
+def images(source: Source, training: bool, channels: int) -> tuple[Tensor, Tensor]:
+    """Images as bytes (number, channels, height, width), and their labels; small enough to stay in memory.
+
+    Decoding takes longer than a short run, so what was decoded is kept in a file, which all processes of a machine map
+    into memory.
+    """
+    return _images(source, source.address(), training, channels)
+
+
+@cache
+def _images(source: Source, address: str, training: bool, channels: int) -> tuple[Tensor, Tensor]:
+    from datasets import load_dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    # A local folder's validation split is called "validation", whatever its file is called.
+    test = "validation" if source.test == "valid" and Path(address).is_dir() else source.test
+    rows = load_dataset(address, split="train" if training else test)
+    key = hashlib.sha256(f"{rows._fingerprint} {channels}".encode()).hexdigest()[:16]
+    cached = cache_folder() / f"{source.folder}-{key}.npy"
+    labels = torch.tensor(rows[source.label][:], dtype=torch.long)
+    if not cached.exists():
+        mode = "L" if channels == 1 else "RGB"
+        decoded = np.stack([np.asarray(row[source.image].convert(mode)) for row in rows.select_columns(source.image)])
+        write_aside(cached, decoded.reshape(len(rows), *decoded.shape[1:3], channels).transpose(0, 3, 1, 2))
+    # Mapped copy-on-write: torch wants memory that it may write to, and one copy serves all processes.
+    return torch.from_numpy(np.load(cached, mmap_mode="c")), labels
+
+
+def cache_folder() -> Path:
+    """Where decoded data are kept: beside other caches of the user."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "cprop-lab"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_aside(path: Path, array: np.ndarray) -> None:
+    """Write an array so that it is there as a whole or not at all: several processes may do so at once."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
+        np.save(file, np.ascontiguousarray(array))
+    Path(file.name).replace(path)
+
+
+@cache
+def _sentences(source: Source, address: str, training: bool) -> list[str]:
+    if Path(address).is_dir():
+        name = "train" if training else source.test
+        return (Path(address) / f"ptb.{name}.txt").read_text().splitlines()
+    from datasets import load_dataset
+
+    return list(load_dataset(address, split="train" if training else source.test)["sentence"])
+
+
+def text(source: Source, training: bool) -> tuple[Tensor, list[str]]:
+    """A text as one long row of word numbers, and the training text's words; ``<eos>`` ends a sentence."""
+    address = source.address()
+    words = _vocabulary(source, address)
+    number = {word: i for i, word in enumerate(words)}
+    sentences = _sentences(source, address, training)
+    tokens = [number[word] for sentence in sentences for word in [*sentence.split(), "<eos>"]]
+    return torch.tensor(tokens, dtype=torch.long), words
+
+
+@cache
+def _vocabulary(source: Source, address: str) -> list[str]:
+    return sorted({"<eos>", *(word for sentence in _sentences(source, address, True) for word in sentence.split())})

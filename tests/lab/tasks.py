@@ -1,0 +1,63 @@
+"""Tasks of a user's own, small enough to train in a second: what ``module:Task`` may name."""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout
+
+from cprop_lab import Task
+
+
+class Blobs(Task):
+    """Two classes of points, with noise, dropout and an accuracy: everything that a run must carry along."""
+
+    metric = "accuracy"
+
+    def __init__(self, dropout=0.2):
+        self.dropout = dropout
+
+    def data(self):
+        points = torch.randn(600, 8, generator=torch.Generator().manual_seed(7))
+        labels = (points[:, 0] + 0.5 * points[:, 1] > 0).long()
+        return (points[:500], labels[:500]), (points[500:], labels[500:])
+
+    def model(self):
+        return nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+    def prepare(self, batch, training):
+        points, labels = batch
+        return (points + 0.1 * torch.randn_like(points) if training else points), labels
+
+    def loss(self, model, batch):
+        points, labels = batch
+        return cross_entropy(model(dropout(points, self.dropout, model.training)), labels)
+
+    def evaluate(self, model, batch):
+        points, labels = batch
+        logits = model(points)
+        return {"loss": cross_entropy(logits, labels), "accuracy": (logits.argmax(1) == labels).float().mean()}
+
+
+class Slow(Blobs):
+    """The same, a step a few milliseconds: time to be killed in."""
+
+    def prepare(self, batch, training):
+        import time
+
+        time.sleep(0.004 if training else 0)
+        return super().prepare(batch, training)
+
+
+class Rows(Task):
+    """A map-style dataset instead of tensors, and no accuracy."""
+
+    def data(self):
+        x = torch.linspace(-1, 1, 64).unsqueeze(1)
+        rows = [(a, 3 * a + 1) for a in x]
+        return rows[::2], rows[1::2]
+
+    def model(self):
+        return nn.Linear(1, 1)
+
+    def loss(self, model, batch):
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)

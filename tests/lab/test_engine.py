@@ -1,0 +1,162 @@
+"""Many runs: in this process, and on a real Ray whose processes are killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cprop_lab.engine import Engine
+from cprop_lab.results import Store, identify
+from cprop_lab.specification import Specification
+
+TESTS = Path(__file__).parent
+SLOW = Specification(
+    "tasks:Slow", "cprop-adam", lr=1e-2, iterations=1200, evaluate_every=100, settings={"fused": False}
+)
+RUNS = [SLOW.but(seed=seed) for seed in range(3)]
+
+FAILING = SLOW.but(batch_size=1000)  # there are 500 examples
+
+# The driver of a sweep, as a process of its own that can be killed.
+DRIVER = """
+import json, sys
+from cprop_lab.engine import Engine, RunsFailedError
+from cprop_lab.results import Store
+from cprop_lab.specification import Specification
+
+runs = [Specification.from_json(text) for text in json.loads(sys.argv[2])]
+try:
+    Engine(Store(sys.argv[1]), checkpoint_seconds=0.5, retries=2).run(runs)
+except RunsFailedError as error:
+    print(error)
+"""
+
+
+def start(folder):
+    command = [sys.executable, "-c", DRIVER, str(folder), json.dumps([run.to_json() for run in [*RUNS, FAILING]])]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    with (folder / "driver.log").open("w") as log:
+        return subprocess.Popen(command, cwd=TESTS, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def trial_processes(driver):
+    """The processes of Ray below a driver that run a trial: Ray names them after the actor's class."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except (OSError, ValueError):
+            continue
+        if name.startswith("ray::") and "ImplicitFunc" in name and is_below(entry.name, driver):
+            found.append(int(entry.name))
+    return found
+
+
+def is_below(process, ancestor):
+    while process not in ("0", "1", ""):
+        if int(process) == ancestor:
+            return True
+        try:
+            status = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            return False
+        process = status.rpartition(")")[2].split()[1]
+    return False
+
+
+def wait_for(condition, seconds, driver):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        assert driver.poll() is None
+        time.sleep(0.1)
+    raise AssertionError(f"nothing within {seconds} s")
+
+
+@pytest.mark.timeout(280)
+def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    driver = start(tmp_path)
+    try:
+        wait_for(lambda: list(checkpoints.glob("[!.]*.pt")) if checkpoints.exists() else [], 90, driver)
+        victim = wait_for(lambda: trial_processes(driver.pid), 10, driver)[0]
+        os.kill(victim, signal.SIGKILL)
+        # Tune starts it again, and it goes on: wait for a sign of that before the next blow.
+        wait_for(lambda: victim not in (alive := trial_processes(driver.pid)) and alive, 60, driver)
+        finished = Store(tmp_path).finished()
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait(30)
+        assert len(finished) < len(RUNS)
+    finally:
+        driver.kill()
+    assert start(tmp_path).wait(150) == 0
+    assert re.search(
+        r"1 of \d runs failed 3 times; the first, tasks:Slow with cprop-adam: .*give a smaller batch size",
+        (tmp_path / "driver.log").read_text(),
+    )
+    store = Store(tmp_path)
+    assert sorted(store.finished()) == sorted(identify(run) for run in RUNS)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        f"{identify(run)}.{suffix}" for run in RUNS for suffix in ("json", "parquet")
+    }
+    assert not list(checkpoints.glob("[!.]*"))
+
+    undisturbed = Engine(Store(tmp_path / "undisturbed"), executor="process").run(RUNS)
+    for ours, theirs in zip(store.runs(map(identify, RUNS)), undisturbed, strict=True):
+        assert ours.curves.drop_columns(["seconds"]).equals(theirs.curves.drop_columns(["seconds"]))
+        assert list(ours.column("step")) == list(range(0, 1201, 100))
+
+
+class Notes:
+    """Writes down what an engine tells."""
+
+    def __init__(self):
+        self.said = []
+
+    def begin(self, total, done):
+        self.said.append(("begin", len(total), done))
+
+    def row(self, specification, row):
+        self.said.append(("row", specification.seed, row["step"]))
+
+    def ended(self, specification):
+        self.said.append(("ended", specification.seed))
+
+    def failed(self, specification, error):
+        self.said.append(("failed", specification.seed, error))
+
+    def end(self):
+        self.said.append(("end",))
+
+
+QUICK = SLOW.but(workload="tasks:Blobs", iterations=20, evaluate_every=10)
+
+
+def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
+    engine = Engine(Store(tmp_path), executor="process", progress=Notes())
+    engine.run([QUICK])
+    engine.progress.said.clear()
+    runs = engine.run([QUICK.but(seed=1), QUICK, QUICK])
+    assert [run.specification.seed for run in runs] == [1, 0]
+    rows = [("row", 1, step) for step in (0, 10, 20)]
+    assert engine.progress.said == [("begin", 2, 1), *rows, ("ended", 1), ("end",)]
+
+
+def test_an_error_of_a_task_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"there are 500 examples, and a batch takes 1000: give a smaller batch size"):
+        Engine(Store(tmp_path), executor="process").run([QUICK.but(batch_size=1000)])
+
+
+def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        ImportError, match=r"Ray is not here .*: pip install 'cprop\[lab\]', or give --executor process"
+    ):
+        Engine(Store(tmp_path)).run([QUICK])

@@ -1,0 +1,96 @@
+"""A run's name follows from what decides its numbers, and from nothing else."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cprop_lab import results
+from cprop_lab.specification import Specification
+
+BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, iterations=10)
+
+
+@given(
+    lr=st.floats(1e-9, 1e3),
+    seed=st.integers(0, 2**31),
+    settings=st.dictionaries(st.text(), st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.text())),
+)
+def test_it_survives_text_and_pickle(lr, seed, settings):
+    run = Specification("fmnist-fc", "adam", lr=lr, seed=seed, settings=settings)
+    for copy in (Specification.from_json(run.to_json()), pickle.loads(pickle.dumps(run))):
+        assert copy == run
+        assert hash(copy) == hash(run)
+
+
+def test_every_part_of_it_makes_another_run():
+    changes = {
+        "optimizer": "adam",
+        "lr": 2e-3,
+        "seed": 1,
+        "batch_size": 16,
+        "iterations": 11,
+        "precision": "bfloat16",
+        "settings": {"cprop_c": 3.0},
+        "options": {"dropout": 0.1},
+        "evaluate_every": 7,
+        "examples": 5,
+    }
+    names = {results.identify(BLOBS.but(**{name: value})) for name, value in changes.items()}
+    assert len(names | {results.identify(BLOBS)}) == len(changes) + 1
+
+
+def test_a_default_that_is_written_out_makes_the_same_run():
+    assert results.identify(BLOBS.but(settings={"cprop_c": 1.0, "beta1": 0.9})) == results.identify(BLOBS)
+
+
+def test_the_order_of_settings_does_not_matter():
+    a, b = ({"beta1": 0.8, "eps": 1e-7}, {"eps": 1e-7, "beta1": 0.8})
+    assert BLOBS.but(settings=a) == BLOBS.but(settings=b)
+    assert hash(BLOBS.but(settings=a)) == hash(BLOBS.but(settings=b))
+
+
+def test_a_users_own_file_is_part_of_the_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_for_a_test.py").write_text("from cprop_lab import Task\nclass Mine(Task): pass\n")
+    run = Specification("mine_for_a_test:Mine", "sgd", lr=0.1)
+    before = results.identify(run)
+    (tmp_path / "mine_for_a_test.py").write_text("from cprop_lab import Task\nclass Mine(Task): metric = 'accuracy'\n")
+    assert results.identify(run) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0}, r"lr is 0.0: give a learning rate above zero"),
+        ({"lr": float("nan")}, r"lr is nan: give a learning rate above zero"),
+        ({"iterations": 0}, r"iterations is 0: give a whole number from 1 on"),
+        ({"precision": "float16"}, r"precision is 'float16': give one of float32, bfloat16"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        BLOBS.but(**change)
+
+
+def test_a_specification_of_another_version_is_refused():
+    with pytest.raises(ValueError, match=r"a specification has no colour: it was written by another version"):
+        Specification.from_json('{"workload": "a", "optimizer": "sgd", "lr": 1, "colour": 1}')
+
+
+def test_a_setting_that_the_optimizer_does_not_have_is_refused():
+    with pytest.raises(
+        ValueError, match=r"cprop-adam has no setting momentum: it has beta1, beta2, eps, fused, cprop_"
+    ):
+        results.identify(BLOBS.but(settings={"momentum": 0.9}))
+
+
+def test_unknown_names_are_told_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"no optimizer is called 'adamm': take one of sgd, adam, .* cprop- before it"):
+        results.identify(BLOBS.but(optimizer="adamm"))
+    with pytest.raises(ValueError, match=r"no workload is called 'mnist': take one of fmnist-fc, .* or module:Task"):
+        results.identify(BLOBS.but(workload="mnist"))
+    with pytest.raises(ValueError, match=r"'tasks:Nothing' cannot be imported from"):
+        results.identify(BLOBS.but(workload="tasks:Nothing"))
