@@ -330,7 +330,7 @@ def cost(
         table = Table("experiment", "runs", "iterations", "10^15 operations", "hours on one device", box=None)
         for name, one in {**found, "all": costs.total(found.values())}.items():
             hours = one.hours(tflops * 1e12, overhead / 1e3)
-            table.add_row(name, f"{one.runs}", f"{one.iterations:,}", f"{one.flops / 1e15:,.1f}", f"{hours:,.1f}")
+            table.add_row(name, f"{one.runs}", f"{one.iterations:,}", f"{one.flops / 1e15:,.3g}", f"{hours:,.1f}")
         console.print(table)
         console.print(
             f"An assumption, not a measurement: {tflops:g} 10^12 operations a second and {overhead:g} ms an iteration "

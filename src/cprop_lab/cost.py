@@ -42,10 +42,13 @@ def flops(specification: Specification) -> tuple[float, float]:
     An LSTM is taken apart into matrix products for this: the counter does not see inside the fused one.
     """
     training = Training(specification.but(examples=1))
-    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
-        training.advance(1)
-    step = float(counter.get_total_flops())
-    return step, step / 3 / (1 if training.task.metric == "perplexity" else specification.batch_size)
+    counted = []
+    for do in (lambda: training.advance(1), training.evaluate):
+        with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+            do()
+        counted.append(float(counter.get_total_flops()))
+    step, evaluation = counted
+    return step, evaluation / 2  # an example of the training data, and one of the test data
 
 
 def estimate(experiment: Experiment, preset: Preset) -> Cost:

@@ -1,227 +1,482 @@
-"""The networks are those of the paper's appendix A: layer by layer, and to the last parameter."""
+"""The networks are the ones the paper's appendix lists."""
 
-from itertools import pairwise
+import copy
+import io
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from cprop_lab.models import AWDLSTM, Dropouts, convolutional, fully_connected, resnet18, resnet50, vgg11, vgg16
-from cprop_lab.models.awd_lstm import Output, regularisation, variational
-from cprop_lab.models.resnet import Block
+from cprop_lab.models import (
+    AWDLSTM,
+    Dropouts,
+    Output,
+    convolutional,
+    fully_connected,
+    regularisation,
+    resnet18,
+    resnet50,
+    vgg11,
+    vgg16,
+)
+from cprop_lab.models.layers import Convolution
+from cprop_lab.models.resnet import Residual
 
 
-def parameters(model):
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Layers this small lose more to threads that wait for a busy core than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def notation(layers):
-    """A stack of layers, in the appendix's notation."""
-    words = {nn.MaxPool2d: "M", nn.ReLU: "R", nn.BatchNorm2d: "B", nn.Dropout2d: "d", nn.AdaptiveAvgPool2d: "avg"}
-    found = []
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            assert layer.padding == (layer.kernel_size[0] // 2,) * 2
-            kind = "" if layer.kernel_size == (3, 3) else "I"
-            found.append(f"{layer.out_channels}{kind}{'D' if layer.stride == (2, 2) else ''}")
-        elif isinstance(layer, nn.Linear):
-            found.append(f"{layer.in_features}-{layer.out_features}")
-        elif not isinstance(layer, nn.Flatten):
-            found.append(words[type(layer)])
-    return " ".join(found)
+def kinds(modules):
+    return [type(module).__name__ for module in modules]
 
 
-def flat(block):
-    return [layer for part in block for layer in (part if isinstance(part, nn.Sequential) else [part])]
+# --- images
 
 
-def test_fully_connected():
+def notation(model):
+    """The layers of a network, read back into the appendix's notation."""
+    written = []
+    for module in model:
+        if isinstance(module, nn.Conv2d):
+            assert module.padding == ((module.kernel_size[0] - 1) // 2,) * 2
+            kernel = {(3, 3): "", (1, 1): "I"}[module.kernel_size]
+            stride = {(1, 1): "", (2, 2): "D"}[module.stride]
+            written.append(f"{module.out_channels}{kernel}{stride}")
+        elif isinstance(module, nn.MaxPool2d):
+            assert (module.kernel_size, module.stride) == (2, 2)
+            written.append("M")
+        elif isinstance(module, Residual):
+            written.append(f"[{notation(module.residual)}]")
+    return ", ".join(written)
+
+
+PAPERS_LAYERS = {
+    convolutional: "16, M, 32, M, 64, M, 128, 10I",
+    vgg11: "64, M, 128, M, 256, 256, M, 512, 512, M, 512, 512, M",
+    vgg16: "64, 64, M, 128, 128, M, 256, 256, 256, M, 512, 512, 512, M, 512, 512, 512, M",
+    resnet18: "64, [64, 64], [64, 64], [128D, 128], [128, 128], [256D, 256], [256, 256], [512D, 512], [512, 512]",
+    resnet50: (
+        "64, [64I, 64, 256I], [64I, 64, 256I], [64I, 64, 256I], "
+        "[128I, 128D, 512I], [128I, 128, 512I], [128I, 128, 512I], "
+        "[256I, 256D, 1024I], [256I, 256, 1024I], [256I, 256, 1024I], "
+        "[512I, 512D, 2048I], [512I, 512, 2048I], [512I, 512, 2048I]"
+    ),
+}
+
+
+@pytest.mark.parametrize("build", PAPERS_LAYERS, ids=lambda build: build.__name__)
+def test_the_layers_are_the_papers(build):
+    assert notation(build()) == PAPERS_LAYERS[build]
+
+
+def conv(*channels, kernel=3, bias=True):
+    """Parameters of convolutions in a row."""
+    pairs = zip(channels, channels[1:], strict=False)
+    return sum(i * o * kernel**2 + bias * o for i, o in pairs)
+
+
+def basic(i, o):
+    """Parameters of a basic block: two 3x3 convolutions and a scale and shift a channel, and the shortcut's."""
+    return conv(i, o, o, bias=False) + 2 * (2 * o) + (i != o) * (i * o + 2 * o)
+
+
+def bottleneck(i, m):
+    """Parameters of a bottleneck: 1x1 to m channels, 3x3, 1x1 to 4m."""
+    o = 4 * m
+    return (i * m + 9 * m * m + m * o) + 2 * (m + m + o) + (i != o) * (i * o + 2 * o)
+
+
+VGG11_CHANNELS = (64, 128, 256, 256, 512, 512, 512, 512)
+VGG16_CHANNELS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+STEM = 3 * 64 * 9 + 2 * 64
+
+# What is built: the shape of an image, the number of classes, and parameters by hand, as a sum and as a number.
+IMAGES = [
+    (fully_connected, (1, 28, 28), 10, (784 + 1) * 300 + (300 + 1) * 100 + (100 + 1) * 10, 266_610),
+    (convolutional, (1, 28, 28), 10, conv(1, 16, 32, 64, 128) + (128 + 1) * 10, 98_442),
+    (vgg11, (3, 32, 32), 100, conv(3, *VGG11_CHANNELS) + 2 * sum(VGG11_CHANNELS) + 513 * 100, 9_277_284),
+    (vgg16, (3, 64, 64), 200, conv(3, *VGG16_CHANNELS) + 2 * sum(VGG16_CHANNELS) + 513 * 200, 14_825_736),
+    (
+        resnet18,
+        (3, 32, 32),
+        100,
+        STEM
+        + (basic(64, 64) + basic(64, 64))
+        + (basic(64, 128) + basic(128, 128))
+        + (basic(128, 256) + basic(256, 256))
+        + (basic(256, 512) + basic(512, 512))
+        + 513 * 100,
+        11_220_132,
+    ),
+    (
+        resnet50,
+        (3, 64, 64),
+        200,
+        STEM
+        + (bottleneck(64, 64) + 2 * bottleneck(256, 64))
+        + (bottleneck(256, 128) + 2 * bottleneck(512, 128))
+        + (bottleneck(512, 256) + 2 * bottleneck(1024, 256))
+        + (bottleneck(1024, 512) + 2 * bottleneck(2048, 512))
+        + 2049 * 200,
+        20_278_344,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "image", "classes", "by_hand", "number"), IMAGES, ids=[row[0].__name__ for row in IMAGES]
+)
+def test_parameters_shapes_and_gradients(build, image, classes, by_hand, number):
+    model = build()
+    assert count(model) == by_hand == number
+    logits = model(torch.randn(2, *image))
+    assert logits.shape == (2, classes)
+    F.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_number_of_classes_is_a_choice():
+    assert [list(build(classes=7).parameters())[-1].shape for build in (convolutional, vgg11, resnet18)] == [(7,)] * 3
+    assert fully_connected((4, 3, 2))(torch.zeros(5, 2, 2)).shape == (5, 2)
+
+
+def test_relu_after_each_fully_connected_layer_but_the_last():
     model = fully_connected()
-    assert notation(model) == "784-300 R 300-100 R 100-10"
-    assert parameters(model) == (784 + 1) * 300 + (300 + 1) * 100 + (100 + 1) * 10
-    assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+    assert kinds(model) == ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert [m.out_features for m in model if isinstance(m, nn.Linear)] == [300, 100, 10]
 
 
-def test_convolutional():
-    model = convolutional()
-    assert notation(model) == "16 R M 32 R M 64 R M 128 R avg 10I"
-    convolutions = sum((9 * a + 1) * b for a, b in ((1, 16), (16, 32), (32, 64), (64, 128)))
-    assert parameters(model) == convolutions + (128 + 1) * 10
+def test_what_follows_a_convolution():
+    head = ["AdaptiveAvgPool2d", "Flatten", "Linear"]
+    assert kinds(convolutional())[:3] == ["Conv2d", "ReLU", "MaxPool2d"]
+    assert kinds(convolutional())[-4:] == ["ReLU", "AdaptiveAvgPool2d", "Conv2d", "Flatten"]
+    assert kinds(vgg11())[:4] == ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    assert kinds(vgg11())[-3:] == kinds(resnet18())[-3:] == head
+    assert kinds(resnet18())[:4] == ["Conv2d", "BatchNorm2d", "ReLU", "Residual"]
+    for build in (vgg11, resnet18):
+        convolutions = [m for m in build().modules() if isinstance(m, nn.Conv2d)]
+        assert {m.bias is not None for m in convolutions} == {build is vgg11}  # torchvision's choices
 
 
-def test_convolutional_with_dropout():
+def test_dropout_of_channels_follows_each_relu_where_it_is_wanted():
+    assert "Dropout2d" not in kinds(convolutional())
     model = convolutional(dropout=0.3)
-    assert notation(model) == "16 R d M 32 R d M 64 R d M 128 R d avg 10I"
-    assert {layer.p for layer in model if isinstance(layer, nn.Dropout2d)} == {0.3}
-    torch.manual_seed(0)
-    x = torch.rand(2, 1, 28, 28)
-    model.eval()
-    assert torch.equal(model(x), model(x))
-    model.train()
+    after_relu = [b for a, b in zip(model, model[1:], strict=False) if isinstance(a, nn.ReLU)]
+    assert kinds(after_relu) == ["Dropout2d"] * 4
+    assert {layer.p for layer in after_relu} == {0.3}
+    x = torch.randn(2, 1, 28, 28)
     assert not torch.equal(model(x), model(x))
+    plain = convolutional()
+    plain.load_state_dict(dict(zip(plain.state_dict(), model.state_dict().values(), strict=True)))
+    assert torch.equal(model.eval()(x), plain(x))
+    channels = model.train()[:3](x).abs().amax((2, 3))
+    assert 0 < (channels == 0).float().mean() < 1
 
 
-@pytest.mark.parametrize(
-    ("build", "appendix", "size", "classes"),
-    [
-        (vgg11, "64 M 128 M 256 256 M 512 512 M 512 512 M", 32, 100),
-        (vgg16, "64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M", 64, 200),
-    ],
-)
-def test_vgg(build, appendix, size, classes):
-    model = build()
-    expected = " ".join(part if part == "M" else f"{part} B R" for part in appendix.split())
-    assert notation(model) == f"{expected} avg 512-{classes}"
-    channels = [3, *(int(part) for part in appendix.split() if part != "M")]
-    layers = sum((9 * a + 1) * b + 2 * b for a, b in pairwise(channels))
-    assert parameters(model) == layers + 513 * classes
-    assert model(torch.zeros(2, 3, size, size)).shape == (2, classes)
+def test_the_last_relu_of_a_block_comes_after_the_addition():
+    block = Residual(8, [Convolution(4, kernel=1), Convolution(4), Convolution(8, kernel=1)])
+    assert kinds(block.residual) == ["Conv2d", "BatchNorm2d", "ReLU"] * 2 + ["Conv2d", "BatchNorm2d"]
+    nn.init.zeros_(block.residual[-1].weight)  # nothing is added
+    x = torch.randn(2, 8, 4, 4)
+    assert torch.equal(block(x), x.relu())
 
 
-@pytest.mark.parametrize(
-    ("build", "appendix", "size", "classes", "last"),
-    [
-        (resnet18, "64 64|64 64|128D 128|128 128|256D 256|256 256|512D 512|512 512", 32, 100, 512),
-        (
-            resnet50,
-            "|".join(
-                ["64I 64 256I"] * 3
-                + ["128I 128D 512I", *["128I 128 512I"] * 2]
-                + ["256I 256D 1024I", *["256I 256 1024I"] * 2]
-                + ["512I 512D 2048I", *["512I 512 2048I"] * 2]
-            ),
-            64,
-            200,
-            2048,
-        ),
-    ],
-)
-def test_resnet(build, appendix, size, classes, last):
-    model = build()
-    blocks = [layer for layer in model if isinstance(layer, Block)]
-    for block, line in zip(blocks, appendix.split("|"), strict=True):
-        expected = " R ".join(f"{part} B" for part in line.split())
-        assert notation(flat(block.residual)) == expected
-    assert notation(model[0]) == "64 B"
-    assert notation(model[len(blocks) + 2 :]) == f"avg {last}-{classes}"
-    assert model(torch.zeros(2, 3, size, size)).shape == (2, classes)
-    # An image is halved three times: the global average is over what is left of it.
-    assert model[:-3](torch.zeros(1, 3, size, size)).shape[-1] == size // 8
+@pytest.mark.parametrize(("inputs", "stride", "fits"), [(8, 1, True), (8, 2, False), (4, 1, False), (4, 2, False)])
+def test_the_shortcut_is_convolved_where_shapes_differ(inputs, stride, fits):
+    block = Residual(inputs, [Convolution(8, stride=stride), Convolution(8)])
+    assert kinds(block.shortcut) == ([] if fits else ["Conv2d", "BatchNorm2d"])
+    assert notation(block.shortcut) == ("" if fits else "8I" + "D" * (stride == 2))
+    assert block(torch.randn(2, inputs, 6, 6)).shape == (2, 8, 6 // stride, 6 // stride)
 
 
-def test_resnet_parameters():
-    def convolution(inputs, outputs, kernel):
-        return kernel * kernel * inputs * outputs + 2 * outputs
-
-    total = convolution(3, 64, 3) + 513 * 100
-    for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512)):
-        total += convolution(inputs, outputs, 3) + 3 * convolution(outputs, outputs, 3)
-        total += convolution(inputs, outputs, 1) if inputs != outputs else 0
-    assert parameters(resnet18()) == total
-
-    total = convolution(3, 64, 3) + 2049 * 200
-    for inputs, width in ((64, 64), (256, 128), (512, 256), (1024, 512)):
-        wide = 4 * width
-        total += convolution(inputs, width, 1) + convolution(inputs, wide, 1)
-        total += 2 * convolution(wide, width, 1) + 3 * (convolution(width, width, 3) + convolution(width, wide, 1))
-    assert parameters(resnet50()) == total
+def test_a_layer_that_is_not_in_the_notation_is_refused():
+    with pytest.raises(ValueError, match=r"invalid layer '64X': a number of channels, then I for 1x1, then D for str"):
+        Convolution.parse("64X")
 
 
-def test_shortcuts_are_there_where_shapes_differ():
-    convolved = [not isinstance(b.shortcut, nn.Identity) for b in resnet18() if isinstance(b, Block)]
-    assert convolved == [False, False, True, False, True, False, True, False]
-    convolved = [not isinstance(b.shortcut, nn.Identity) for b in resnet50() if isinstance(b, Block)]
-    assert convolved == [True, False, False] * 4
+# --- language
 
 
-def small(dropout=None):
-    torch.manual_seed(0)
-    model = AWDLSTM(words=30, embedding=6, units=10, dropout=dropout or Dropouts())
-    model.reset(4)
-    return model
+def small(dropout=None, **sizes):
+    sizes = {"words": 60, "embedding": 12, "units": 20, **sizes}
+    return AWDLSTM(**sizes, dropout=Dropouts() if dropout is None else dropout)
 
 
-TOKENS = torch.randint(30, (70, 4), generator=torch.Generator().manual_seed(1))
+def only(**dropouts):
+    return Dropouts(**{**vars(Dropouts.none()), **dropouts})
 
 
-def test_awd_lstm_of_the_paper():
+def text(time=35, batch=4, words=60, seed=0):
+    return torch.randint(words, (time, batch), generator=torch.Generator().manual_seed(seed))
+
+
+def state(model):
+    return [tensor.clone() for layer in model.carry() for tensor in layer]
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def train_on(model, tokens, seed):
+    """One step of plain SGD; dropout is seeded before it, as in a run."""
+    torch.manual_seed(seed)
+    output = model(tokens[:-1])
+    loss = F.cross_entropy(output.logits.flatten(0, 1), tokens[1:].flatten()) + regularisation(output)
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.5 * p.grad
+    return loss.item()
+
+
+def seen_by_lstms(model, tokens):
+    """Each LSTM's input, and its hidden-to-hidden weight, while the model runs."""
+    inputs, weights = [], []
+
+    def look(lstm, args):
+        inputs.append(args[0].detach())
+        weights.append(lstm.weight_hh_l0)
+
+    hooks = [lstm.register_forward_pre_hook(look) for lstm in model.lstms]
+    output = model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return output, inputs, weights
+
+
+def test_the_language_model_is_the_papers():
     model = AWDLSTM()
-    sizes = [(layer.input_size, layer.hidden_size) for layer in model.layers]
-    assert sizes == [(400, 1150), (1150, 1150), (1150, 400)]
-    gates = sum(4 * (i * h + h * h + 2 * h) for i, h in sizes)
-    assert parameters(model) == 10_000 * 400 + 10_000 + gates == 24_221_600  # the output layer is the embedding
-    assert model.embedding.abs().max() <= 0.1
-    assert Dropouts() == Dropouts(embedding=0.1, input=0.4, layer=0.25, output=0.4, weight=0.5)
+    assert [(m.input_size, m.hidden_size) for m in model.lstms] == [(400, 1150), (1150, 1150), (1150, 400)]
+    assert model.dropout == Dropouts(embedding=0.1, input=0.4, layer=0.25, output=0.4, weight=0.5)
+    # Embedding, tied; bias; and for each LSTM four gates of inputs, hidden units and torch's two biases.
+    lstms = 4 * 1150 * (400 + 1150 + 2) + 4 * 1150 * (1150 + 1150 + 2) + 4 * 400 * (1150 + 400 + 2)
+    assert count(model) == 10_000 * 400 + 10_000 + lstms == 24_221_600
+    assert model.embedding.weight.abs().max() <= 0.1
+    assert model.embedding.weight.std().item() == pytest.approx(0.1 / 3**0.5, rel=1e-2)
+    assert not model.output_bias.any()
 
 
-def test_the_hidden_state_is_carried_over_without_its_gradient():
-    at_once, in_two = small(Dropouts.none()).eval(), small(Dropouts.none()).eval()
-    whole = at_once(TOKENS).logits
-    parts = torch.cat([in_two(TOKENS[:35]).logits, in_two(TOKENS[35:]).logits])
-    torch.testing.assert_close(whole, parts)
-    assert not any(buffer.requires_grad for buffer in in_two.buffers())
+def test_without_dropout_means_zero_everywhere():
+    assert set(vars(Dropouts.none()).values()) == {0.0}
+    with pytest.raises(AttributeError):
+        Dropouts.none().weight = 0.5
 
 
-def test_a_checkpoint_holds_the_hidden_state_whatever_the_batch():
-    one = small(Dropouts.none())
-    one(TOKENS[:35])
-    other = AWDLSTM(words=30, embedding=6, units=10, dropout=Dropouts.none())
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(one(TOKENS[35:]).logits, other(TOKENS[35:]).logits)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_shapes_and_gradients(layers):
+    model = small(layers=layers)
+    output = model(text())
+    assert [tuple(x.shape) for x in output] == [(35, 4, 60), (35, 4, 12), (35, 4, 12)]
+    F.cross_entropy(output.logits.flatten(0, 1), text(seed=1).flatten()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
-def test_another_text_in_between_leaves_the_hidden_state_alone():
-    disturbed, alone = small(Dropouts.none()), small(Dropouts.none())
-    for model in (disturbed, alone):
-        model(TOKENS[:35])
-    with disturbed.fresh(batch=2):
-        first = disturbed(TOKENS[:10, :2]).logits
-        torch.testing.assert_close(first, small(Dropouts.none())(TOKENS[:10]).logits[:, :2])
-    assert torch.equal(disturbed(TOKENS[35:]).logits, alone(TOKENS[35:]).logits)
-
-
-def test_resetting_forgets():
+def test_embedding_and_output_are_one_tensor():
     model = small(Dropouts.none())
-    first = model(TOKENS[:35]).logits
-    assert not torch.equal(model(TOKENS[:35]).logits, first)
+    assert [n for n, p in model.named_parameters() if p.shape == (60, 12)] == ["embedding.weight"]
+    nn.init.normal_(model.output_bias)
+    output = model(text())
+    assert torch.allclose(output.logits, output.dropped @ model.embedding.weight.T + model.output_bias, atol=1e-6)
+    model.zero_grad()
+    model(torch.zeros_like(text())).logits.square().sum().backward()
+    assert model.embedding.weight.grad[1:].any(1).all()  # as output, for words that were not read
+
+
+def test_the_state_is_carried_from_window_to_window():
+    model = small(Dropouts.none()).eval()
+    tokens = text(time=70)
+    with model.fresh(batch=4):
+        at_once = model(tokens).logits
+    in_two = torch.cat([model(tokens[:35]).logits, model(tokens[35:]).logits])
+    assert torch.allclose(in_two, at_once, atol=1e-5)
     model.reset(4)
-    assert torch.equal(model(TOKENS[:35]).logits, first)
+    assert not torch.allclose(model(tokens[35:]).logits, at_once[35:], atol=1e-3)
 
 
-def test_every_parameter_gets_a_gradient_through_all_dropouts():
+def test_the_state_is_detached():
     model = small()
-    output = model(TOKENS[:35])
-    (output.logits.logsumexp(-1).mean() + regularisation(output)).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    for seed in range(2):
+        model(text()).logits.sum().backward()  # would go back into a freed graph
+    assert not any(x.requires_grad for x in state(model))
+    assert {len(layer.hidden[0]) for layer in model.carry()} == {4}
 
 
-def test_weight_drop_leaves_the_parameter_and_changes_the_output():
-    model = small(Dropouts(0, 0, 0, 0, weight=0.5))
-    before = [p.detach().clone() for p in model.parameters()]
-    torch.manual_seed(1)
-    first = model(TOKENS[:35]).logits
-    model.reset(4)
-    assert not torch.equal(model(TOKENS[:35]).logits, first)
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    model.eval()
-    model.reset(4)
-    evaluated = model(TOKENS[:35]).logits
-    model.reset(4)
-    assert torch.equal(model(TOKENS[:35]).logits, evaluated)
+def test_reset_gives_zeros_of_the_batch_size():
+    model = small()
+    model(text())
+    assert all(x.any() for x in state(model))
+    model.reset(2)
+    assert [tuple(x.shape) for x in state(model)] == [(1, 2, 20)] * 4 + [(1, 2, 12)] * 2
+    assert not any(x.any() for x in state(model))
 
 
-def test_a_variational_mask_is_one_for_all_time_steps():
-    torch.manual_seed(0)
-    dropped = variational(torch.ones(35, 4, 100), 0.4, training=True)
-    assert (dropped == dropped[:1]).all()
-    assert (dropped == 0).float().mean().item() == pytest.approx(0.4, abs=0.1)
-    assert dropped.mean().item() == pytest.approx(1, abs=0.1)
-    assert variational(dropped, 0.4, training=False) is dropped
+def test_another_batch_size_is_refused():
+    model = small()
+    model(text(batch=4))
+    with pytest.raises(
+        ValueError, match=r"batch size 2, and the carried state has 4: .* reset\(2\), or evaluate within fresh\(2\)"
+    ):
+        model(text(batch=2))
+
+
+def test_fresh_leaves_the_trainings_state_alone():
+    model = small()
+    model(text())
+    before = state(model)
+    with model.fresh(batch=2):
+        assert not any(x.any() for x in state(model))
+        model(text(batch=2))
+        with torch.inference_mode(), model.fresh(batch=1):
+            model(text(batch=1))
+        assert model.carry()[0].hidden.shape[1] == 2
+    assert same(state(model), before)
+    with pytest.raises(RuntimeError, match="stop"), model.fresh(batch=2):
+        raise RuntimeError("stop")
+    assert same(state(model), before)
+    model(text())
+
+
+@pytest.mark.parametrize("batch", [None, 2, 4])
+def test_a_resumed_run_goes_on_to_the_bit(batch):
+    model = small()
+    for step in range(3):
+        train_on(model, text(seed=step), step)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    losses = [train_on(model, text(seed=step), step) for step in range(3, 6)]
+
+    resumed = small()
+    if batch is not None:  # the state is of another run, and of another batch size
+        resumed(text(batch=batch))
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert [train_on(resumed, text(seed=step), step) for step in range(3, 6)] == losses
+    assert same(state(resumed), state(model))
+
+
+def test_the_state_is_restored_inside_another_module_and_in_a_copy():
+    model = nn.Sequential(small())
+    model(text())
+    other = nn.Sequential(small())
+    other.load_state_dict(model.state_dict())
+    assert same(state(other[0]), state(model[0]))
+    assert same(state(copy.deepcopy(model)[0]), state(model[0]))
+
+
+def test_a_saved_state_is_not_changed_by_what_follows():
+    model = small()
+    model(text())
+    saved, other = model.state_dict(), small().state_dict()
+    before = state(model)
+    model(text())
+    model.load_state_dict(other)
+    assert same([saved[name] for name in saved if name.startswith(("hidden", "cell"))], before)
+
+
+def test_a_state_of_other_layers_is_refused():
+    model = small(units=24)
+    model(text())
+    with pytest.raises(RuntimeError, match=r"size mismatch for hidden_0"):
+        small().load_state_dict(model.state_dict())
+
+
+def test_dropout_is_on_in_training_and_off_in_evaluation():
+    model, plain = small(), small(Dropouts.none())
+    plain.load_state_dict(model.state_dict())
+
+    def logits(model):
+        with model.fresh(batch=4):
+            return model(text()).logits
+
+    assert not torch.equal(logits(model), logits(model))
+    assert torch.equal(logits(model.eval()), logits(plain))
+    assert torch.equal(logits(plain), logits(plain.eval()))
+
+
+def test_masks_come_from_the_global_generator_and_only_where_something_is_dropped():
+    model, plain = small(), small(Dropouts.none())
+
+    def seeded(model):
+        torch.manual_seed(3)
+        with model.fresh(batch=4):
+            return model(text()).logits, torch.get_rng_state()
+
+    assert torch.equal(seeded(model)[0], seeded(model)[0])
+    untouched = torch.manual_seed(3).get_state()
+    assert torch.equal(seeded(plain)[1], untouched)
+    assert torch.equal(seeded(model.eval())[1], untouched)
+
+
+def test_masks_are_constant_over_time():
+    dropout = only(input=0.4, layer=0.25, output=0.6)
+    model = small(dropout, embedding=100, units=200)
+    output, inputs, _ = seen_by_lstms(model, text(batch=8))
+    for x, p in zip([*inputs, output.dropped], (0.4, 0.25, 0.25, 0.6), strict=True):
+        dropped = x == 0
+        assert torch.equal(dropped, dropped[:1].expand_as(dropped))
+        assert dropped.float().mean().item() == pytest.approx(p, abs=0.06)
+        assert not torch.equal(dropped[0, 0], dropped[0, 1])  # each text of the batch has its own mask
+    kept = output.dropped != 0
+    assert torch.allclose(output.dropped[kept], output.raw[kept] / (1 - 0.6))
+    assert (output.raw != 0).all()
+
+
+def test_embedding_dropout_removes_whole_words_everywhere():
+    model = small(only(embedding=0.1), words=2000)
+    tokens = torch.arange(2000).repeat(2).view(20, 200)
+    _, (x, *_), _ = seen_by_lstms(model, tokens)
+    first, again = x.flatten(0, 1).view(2, 2000, 12)
+    assert torch.equal(first, again)
+    gone = (first == 0).all(1)
+    assert torch.equal(gone, (first == 0).any(1))
+    assert gone.float().mean().item() == pytest.approx(0.1, abs=0.03)
+    assert torch.allclose(first[~gone], model.embedding.weight[~gone] / 0.9)
+
+
+def test_weight_drop_removes_half_of_the_recurrent_weights_and_trains_the_raw_ones():
+    model = small(only(weight=0.5), units=40)
+    raw = [lstm.weight_hh_l0 for lstm in model.lstms]
+    values = [w.detach().clone() for w in raw]
+    output, _, used = seen_by_lstms(model, text())
+    output.logits.square().sum().backward()
+    assert all(lstm.weight_hh_l0 is w for lstm, w in zip(model.lstms, raw, strict=True))
+    assert same(raw, values)
+    for dropped, w in zip(used, raw, strict=True):
+        gone = dropped == 0
+        assert gone.float().mean().item() == pytest.approx(0.5, abs=0.05)
+        assert torch.equal(dropped[~gone], 2 * w[~gone])
+        assert isinstance(w, nn.Parameter)
+        assert torch.equal(w.grad == 0, gone)
+    again = seen_by_lstms(model, text())[2]
+    assert not torch.equal(again[0], used[0])
 
 
 def test_regularisation_by_hand():
-    raw = torch.tensor([[[1.0]], [[3.0]], [[4.0]]])
-    output = Output(torch.empty(0), 2 * raw, raw)
-    expected = 2 * (4 + 36 + 64) / 3 + 1 * (4 + 1) / 2
-    assert regularisation(output).item() == pytest.approx(expected)
-    assert regularisation(Output(torch.empty(0), raw[:1], raw[:1])).item() == 2.0
+    raw = torch.tensor([[[1.0, 2.0]], [[2.0, 0.0]], [[2.0, 3.0]]])
+    dropped = torch.tensor([[[2.0, 0.0]], [[4.0, 0.0]], [[4.0, 0.0]]])
+    output = Output(logits=raw, dropped=dropped, raw=raw)
+    activation, slowness = (4 + 16 + 16) / 6, (1 + 4 + 0 + 9) / 4
+    assert regularisation(output).item() == pytest.approx(2 * activation + slowness)
+    assert regularisation(output, alpha=0.5, beta=3.0).item() == pytest.approx(0.5 * activation + 3 * slowness)
+    one_step = Output(*(x[:1] for x in output))
+    assert regularisation(one_step).item() == pytest.approx(2 * 2.0)  # and not NaN, the mean of nothing
+
+
+def test_training_lowers_the_loss():
+    model = small(Dropouts.none())
+    losses = [train_on(model, text(seed=0), step) for step in range(40)]
+    assert losses[-1] < 0.98 * losses[0]

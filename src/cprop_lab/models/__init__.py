@@ -1,8 +1,19 @@
-"""The paper's networks, as its appendix A lists them."""
+"""The networks of the paper's appendix "Network architectures"."""
 
-from cprop_lab.models.awd_lstm import AWDLSTM, Dropouts
+from cprop_lab.models.awd_lstm import AWDLSTM, Dropouts, Output, regularisation
 from cprop_lab.models.convolutional import convolutional, vgg11, vgg16
 from cprop_lab.models.fully_connected import fully_connected
 from cprop_lab.models.resnet import resnet18, resnet50
 
-__all__ = ["AWDLSTM", "Dropouts", "convolutional", "fully_connected", "resnet18", "resnet50", "vgg11", "vgg16"]
+__all__ = [
+    "AWDLSTM",
+    "Dropouts",
+    "Output",
+    "convolutional",
+    "fully_connected",
+    "regularisation",
+    "resnet18",
+    "resnet50",
+    "vgg11",
+    "vgg16",
+]

@@ -1,66 +1,77 @@
-"""Plain stacks of convolutions: Fashion-MNIST's CNN, VGG11 and VGG16 (appendix A.2, A.3 and A.5)."""
+"""The plain convolutional networks: Fashion-MNIST's CNN, Cifar's VGG11, Tiny Imagenet's VGG16."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from torch import nn
+
+from cprop_lab.models.layers import POOL, classifier, parse_layers
 
 __all__ = ["convolutional", "vgg11", "vgg16"]
 
-# The appendix's notation: the number of channels that a 3x3 convolution gives, or M for a 2x2 max-pooling.
-CNN = "16, M, 32, M, 64, M, 128"
-VGG11 = "64, M, 128, M, 256, 256, M, 512, 512, M, 512, 512, M"
-VGG16 = "64, 64, M, 128, 128, M, 256, 256, 256, M, 512, 512, 512, M, 512, 512, 512, M"
+CNN: Final = "16, M, 32, M, 64, M, 128"
+VGG11: Final = "64, M, 128, M, 256, 256, M, 512, 512, M, 512, 512, M"
+VGG16: Final = "64, 64, M, 128, 128, M, 256, 256, 256, M, 512, 512, 512, M, 512, 512, 512, M"
 
 
-def stack(notation: str, channels: int, batch_norm: bool, dropout: float = 0.0) -> tuple[list[nn.Module], int]:
-    """The layers that a line of the appendix stands for, and how many channels the last of them gives.
-
-    Args:
-        notation: as in the appendix.
-        channels: of the images.
-        batch_norm: after each convolution. Its bias stays: the paper does not say, and VGG is commonly built so.
-        dropout: of whole channels, after each ReLU.
-    """
+def features(text: str, inputs: int, normalise: bool = False, dropout: float = 0.0) -> tuple[list[nn.Module], int]:
+    """The modules that a layer list denotes, and how many channels come out of them."""
     layers: list[nn.Module] = []
-    for part in notation.split(", "):
-        if part == "M":
+    for layer in parse_layers(text):
+        if layer == POOL:
             layers.append(nn.MaxPool2d(2))
             continue
-        layers.append(nn.Conv2d(channels, int(part), 3, padding=1))
-        channels = int(part)
-        layers += [nn.BatchNorm2d(channels)] if batch_norm else []
-        layers.append(nn.ReLU(inplace=True))
-        layers += [nn.Dropout2d(dropout)] if dropout else []
-    return layers, channels
+        # The paper does not say whether a convolution before batch norm has a bias: torchvision's VGG keeps it.
+        layers.append(layer.build(inputs))
+        inputs = layer.channels
+        if normalise:
+            layers.append(nn.BatchNorm2d(inputs))
+        layers.append(nn.ReLU())
+        if dropout > 0:
+            layers.append(nn.Dropout2d(dropout))
+    return layers, inputs
 
 
 def convolutional(classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
-    """Fashion-MNIST's CNN: global average pooling, and a 1x1 convolution to the logits.
+    """Fashion-MNIST's CNN (appendix, "Fashion MNIST's CNN architecture").
+
+    Args:
+        classes: the number of classes.
+        dropout: how likely a channel is dropped, after each ReLU; the paper's is 0.3 where it has one (section 4.6).
 
     Example:
         >>> import torch
         >>> convolutional()(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
     """
-    layers, channels = stack(CNN, 1, batch_norm=False, dropout=dropout)
+    layers, channels = features(CNN, inputs=1, dropout=dropout)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, classes, 1), nn.Flatten())
 
 
-def _vgg(notation: str, classes: int) -> nn.Sequential:
-    layers, channels = stack(notation, 3, batch_norm=True)
-    return nn.Sequential(*layers, *head(channels, classes))
-
-
-def head(channels: int, classes: int) -> list[nn.Module]:
-    """Global average pooling and a fully-connected layer: the "smaller classification layers" of the appendix."""
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-
-
 def vgg11(classes: int = 100) -> nn.Sequential:
-    """CIFAR-100's VGG11. The appendix's list has one 64 and one 128, as VGG11 has."""
-    return _vgg(VGG11, classes)
+    """Cifar's VGG11 with batch norm (appendix, "Cifar's VGG11 architecture").
+
+    Example:
+        >>> import torch
+        >>> vgg11()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
+    """
+    return vgg(VGG11, classes)
 
 
 def vgg16(classes: int = 200) -> nn.Sequential:
-    """Tiny ImageNet's VGG16."""
-    return _vgg(VGG16, classes)
+    """Tiny Imagenet's VGG16 with batch norm (appendix, "Tiny Imagenet's VGG16 architecture").
+
+    Example:
+        >>> import torch
+        >>> vgg16()(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 200])
+    """
+    return vgg(VGG16, classes)
+
+
+def vgg(text: str, classes: int) -> nn.Sequential:
+    """A VGG with batch norm and a single fully-connected layer."""
+    layers, channels = features(text, inputs=3, normalise=True)
+    return nn.Sequential(*layers, *classifier(channels, classes))

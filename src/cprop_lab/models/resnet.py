@@ -1,94 +1,100 @@
-"""ResNet18 and ResNet50 for small images (appendix A.4 and A.6)."""
+"""The residual networks: Cifar's ResNet18, Tiny Imagenet's ResNet50."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from cprop_lab.models.convolutional import head
+from cprop_lab.models.layers import Convolution, classifier
 
-__all__ = ["Block", "resnet18", "resnet50"]
+__all__ = ["Residual", "resnet18", "resnet50"]
 
-RESNET18 = "[64, 64] [64, 64] [128D, 128] [128, 128] [256D, 256] [256, 256] [512D, 512] [512, 512]"
-# As the appendix has it: three blocks a stage. The ResNet50 of He et al. has 3, 4, 6 and 3.
-RESNET50 = " ".join(
-    f"[{c}I, {c}{stride}, {4 * c}I]" for c in (64, 128, 256, 512) for stride in ("" if c == 64 else "D", "", "")
+RESNET18: Final = "64, [64, 64]x2, [128D, 128], [128, 128], [256D, 256], [256, 256], [512D, 512], [512, 512]"
+RESNET50: Final = (
+    "64, [64I, 64, 256I]x3, [128I, 128D, 512I], [128I, 128, 512I]x2, "
+    "[256I, 256D, 1024I], [256I, 256, 1024I]x2, [512I, 512D, 2048I], [512I, 512, 2048I]x2"
 )
 
 
-class Convolution(NamedTuple):
-    """A convolution in the appendix's notation: channels, I for a 1x1 kernel (else 3x3), D for a stride of two."""
-
-    channels: int
-    kernel: int
-    stride: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read one.
-
-        Example:
-            >>> Convolution.parse("128D"), Convolution.parse("256I")
-            (Convolution(channels=128, kernel=3, stride=2), Convolution(channels=256, kernel=1, stride=1))
-        """
-        return cls(int(text.rstrip("ID")), 1 if "I" in text else 3, 2 if "D" in text else 1)
-
-    def build(self, channels: int) -> nn.Sequential:
-        """With batch normalisation, which makes a bias useless."""
-        return nn.Sequential(
-            nn.Conv2d(channels, self.channels, self.kernel, self.stride, padding=self.kernel // 2, bias=False),
-            nn.BatchNorm2d(self.channels),
-        )
+def normalised(convolution: Convolution, inputs: int) -> list[nn.Module]:
+    """A convolution and its batch norm."""
+    # The paper does not say whether the convolution has a bias: torchvision's ResNet has none.
+    return [convolution.build(inputs, bias=False), nn.BatchNorm2d(convolution.channels)]
 
 
-class Block(nn.Module):
-    """A residual block: its input is added to its output, through a 1x1 convolution if their shapes differ.
+class Residual(nn.Module):
+    """Convolutions whose input is added to their output, and a ReLU after the addition.
 
-    "Batch normalization and ReLU are applied after each convolution layer"; the last ReLU follows the sum, as in
-    He et al. (2016).
+    The paper has batch norm and ReLU "after each convolution layer"; the last ReLU comes after the
+    addition, as in He et al. (2016). A 1x1 convolution with batch norm makes the shortcut fit where
+    the shapes differ.
+
+    Args:
+        inputs: the number of channels of the input.
+        convolutions: what a bracket of the layer list holds.
+
+    Example:
+        >>> import torch
+        >>> block = Residual(64, [Convolution(128, stride=2), Convolution(128)])
+        >>> block(torch.zeros(2, 64, 8, 8)).shape
+        torch.Size([2, 128, 4, 4])
     """
 
-    def __init__(self, channels: int, convolutions: list[Convolution]) -> None:
+    def __init__(self, inputs: int, convolutions: Sequence[Convolution]) -> None:
         super().__init__()
+        outputs = convolutions[-1].channels
+        stride = math.prod(convolution.stride for convolution in convolutions)
+        fits = stride == 1 and inputs == outputs
+        self.shortcut = nn.Sequential(*([] if fits else normalised(Convolution(outputs, 1, stride), inputs)))
         layers: list[nn.Module] = []
-        inputs = channels
         for convolution in convolutions:
-            layers += [convolution.build(inputs), nn.ReLU(inplace=True)]
+            layers += [*normalised(convolution, inputs), nn.ReLU()]
             inputs = convolution.channels
         self.residual = nn.Sequential(*layers[:-1])
-        stride = max(convolution.stride for convolution in convolutions)
-        same = stride == 1 and inputs == channels
-        self.shortcut = nn.Identity() if same else Convolution(inputs, 1, stride).build(channels)
-        self.activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
-        out: Tensor = self.activation(self.residual(x) + self.shortcut(x))
-        return out
-
-
-def _resnet(notation: str, classes: int) -> nn.Sequential:
-    channels = 64
-    layers: list[nn.Module] = [Convolution(channels, 3, 1).build(3), nn.ReLU(inplace=True)]
-    for block in notation.strip("[]").split("] ["):
-        convolutions = [Convolution.parse(text) for text in block.split(", ")]
-        layers.append(Block(channels, convolutions))
-        channels = convolutions[-1].channels
-    return nn.Sequential(*layers, *head(channels, classes))
+        """Two paths, added."""
+        return F.relu(self.residual(x) + self.shortcut(x))
 
 
 def resnet18(classes: int = 100) -> nn.Sequential:
-    """CIFAR-100's ResNet18: no pooling after the first layer, for the images are small.
+    """Cifar's ResNet18: a 3x3 stem, and no pooling after it (appendix, "Cifar's Resnet18 architecture").
 
     Example:
         >>> import torch
         >>> resnet18()(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 100])
     """
-    return _resnet(RESNET18, classes)
+    return resnet(RESNET18, classes)
 
 
 def resnet50(classes: int = 200) -> nn.Sequential:
-    """Tiny ImageNet's ResNet50, with the appendix's twelve blocks."""
-    return _resnet(RESNET50, classes)
+    """Tiny Imagenet's ResNet50 (appendix, "Tiny Imagenet's Resnet50 architecture").
+
+    The paper lists stages of 3, 3, 3 and 3 bottlenecks, which is what is built: 38 layers of weights.
+    The network usually called ResNet50 has 3, 4, 6 and 3.
+
+    Example:
+        >>> import torch
+        >>> resnet50()(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 200])
+    """
+    return resnet(RESNET50, classes)
+
+
+def resnet(text: str, classes: int) -> nn.Sequential:
+    """The network that a layer list denotes: a stem, and residual blocks in brackets, "x2" for two in a row."""
+    stem = Convolution.parse(text.partition(", ")[0])
+    channels = stem.channels
+    layers = [*normalised(stem, inputs=3), nn.ReLU()]
+    for inside, times in re.findall(r"\[(.*?)\](?:x(\d))?", text):
+        convolutions = [Convolution.parse(layer) for layer in inside.split(", ")]
+        for _ in range(int(times or 1)):
+            layers.append(Residual(channels, convolutions))
+            channels = convolutions[-1].channels
+    return nn.Sequential(*layers, *classifier(channels, classes))

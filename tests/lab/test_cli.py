@@ -1,0 +1,134 @@
+"""The command line, as a person uses it: real commands in processes of their own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cprop_lab.results import Store
+
+TESTS = Path(__file__).parent
+LAB = [sys.executable, "-m", "cprop_lab"]
+
+
+def environment(root):
+    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": str(TESTS), "COLUMNS": "160", "NO_COLOR": "1"}
+
+
+@pytest.fixture
+def lab(tmp_path, generated):
+    """Run a command in an empty folder, on files in the form of the real data."""
+
+    def run(*words, code=0):
+        result = subprocess.run(
+            [*LAB, *map(str, words)],
+            cwd=tmp_path,
+            env={**environment(generated), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert result.returncode == code, result.stdout + result.stderr
+        assert "Traceback" not in result.stdout + result.stderr
+        return re.sub(r"\s+", " ", result.stdout)
+
+    return run
+
+
+def test_help_is_quick_and_says_what_there_is(lab):
+    start = time.monotonic()
+    said = lab("--help")
+    assert time.monotonic() - start < 3  # with torch it would be more, on a busy machine
+    for command in ("list", "run", "plot", "report", "compare", "cost", "export"):
+        assert f" {command} " in said
+
+
+def test_the_list_names_every_experiment(lab):
+    said = lab("list")
+    assert "fmnist-fc Figure 2" in said
+    assert "lr-selection-tiny-imagenet-resnet" in said
+
+
+def test_from_a_run_to_a_page(lab, tmp_path):
+    """In this process, one optimizer and one seed: an experiment, its figure, its page, and nothing run twice."""
+    words = ("run", "fmnist-fc", "--optimizers", "rmsprop", "--seeds", 1, "--executor", "process")
+    said = lab(*words)
+    assert "Drawn: " in said
+    assert (tmp_path / "results" / "figures" / "fmnist-fc-smoke.png").stat().st_size > 10_000
+    assert "CProp(RMSProp)" in said
+    again = lab(*words)
+    assert "2 of 2 runs are finished already, and are not run again." in again
+    lab("plot", "fmnist-fc", "--out", "pictures")
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
+    lab("report")
+    page = (tmp_path / "report.html").read_text()
+    assert "cprop-lab run fmnist-fc --optimizers rmsprop --seeds 1 --executor process" in page
+    assert str(tmp_path) not in page  # a page may be published
+    lab("export", "--to", "tensorboard", "--target", "events")
+    assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
+    assert "no experiment nothing" in lab("plot", "nothing", code=1)
+
+
+def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
+    words = ["compare", "tasks:Slow", "--optimizers", "rmsprop", "--iterations", "600", "--seeds", "1"]
+    words += ["--selection-iterations", "50", "--executor", "process"]
+    process = subprocess.Popen(
+        [*LAB, *words],
+        cwd=tmp_path,
+        env=environment(generated),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        end = time.monotonic() + 60
+        while len(list((tmp_path / "results").glob("runs/*.json"))) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert "Stopped. What is finished is kept, and the same command goes on where it was." in re.sub(r"\s+", " ", said)
+    before = Store(tmp_path / "results").finished()
+    assert before
+    result = subprocess.run(
+        [*LAB, *words], cwd=tmp_path, env=environment(generated), capture_output=True, text=True, timeout=120
+    )
+    said = re.sub(r"\s+", " ", result.stdout)
+    assert result.returncode == 0, said + result.stderr
+    assert "runs are finished already" in said
+    assert "CProp(RMSProp)" in said
+    assert re.search(r"Learning rate of rmsprop: [\d.e-]+ \(training loss at", said)
+    assert (tmp_path / "comparison.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "nothing"], "no experiment is called 'nothing': see 'cprop-lab list'"),
+        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm has no lion: it has sgd, adam"),
+        (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
+        (["compare", "test_cli:Path"], "is no task: derive it from cprop_lab.Task"),
+        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "no optimizer is called 'adamm'"),
+        (["plot"], "holds no experiment"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(lab, words, message):
+    assert message in lab(*words, code=1)
+
+
+def test_a_cost_is_estimated_from_real_steps(lab):
+    said = lab("cost", "fmnist-fc", "--preset", "paper")
+    # 2 x 3 operations a weight and example, 32 examples, 20,000 steps, 30 runs; evaluations are 2 x 10,000 forward
+    # passes, 100 times a run.
+    weights = 784 * 300 + 300 * 100 + 100 * 10
+    steps = 30 * 20_000 * 6 * weights * 32
+    # The first layer's inputs need no gradient.
+    steps -= 30 * 20_000 * 2 * 784 * 300 * 32
+    evaluations = 30 * 100 * 2 * 10_000 * 2 * weights
+    operations = float(re.search(r"fmnist-fc 30 600,000 ([\d.]+)", said)[1])
+    assert operations == pytest.approx((steps + evaluations) / 1e15, rel=0.1)

@@ -1,0 +1,97 @@
+"""Each figure of the paper is there, with the runs that the paper has."""
+
+from dataclasses import replace
+
+import pytest
+
+from cprop_lab import optimizers, workloads
+from cprop_lab.engine import Engine
+from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant
+from cprop_lab.experiments.presets import Length
+from cprop_lab.experiments.rates import rate
+from cprop_lab.results import Store, resolve
+
+NAMES = [
+    *("fmnist-fc", "fmnist-cnn", "cifar100-vgg", "cifar100-resnet", "tiny-imagenet-vgg", "tiny-imagenet-resnet"),
+    *("ptb-lstm", "ptb-lstm-dropout", "batch-sizes", "overconfidence", "dropout", "scale-histogram", "alternatives"),
+    "generalization",
+]
+
+
+def test_all_are_there():
+    assert list(EXPERIMENTS) == [*NAMES, *(f"lr-selection-{workload}" for workload in workloads.WORKLOADS)]
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_every_run_of_every_experiment_can_be_specified(experiment, preset):
+    specifications = [variant.specification(preset, variant.guess()) for variant in experiment.variants]
+    for specification in specifications:
+        resolve(specification)  # knows its optimizer's settings
+    assert len(set(specifications)) == len(specifications)
+    assert {s.iterations // s.evaluate_every for s in specifications} <= set(range(1, 121))
+
+
+def test_the_papers_learning_rates():
+    """Appendix E, and section 4.4 on batch sizes."""
+    assert [rate("fmnist-fc", base) for base in ("sgd", "adam", "rmsprop", "amsgrad", "adabound")] == [
+        0.1,
+        1e-3,
+        1e-3,
+        1e-3,
+        1e-3,
+    ]
+    assert [rate("fmnist-cnn", "adam", size) for size in (4, 8, 16, 32, 64)] == [1e-3, 1e-3, 3e-3, 3e-3, 3e-3]
+    assert [rate("fmnist-cnn", "sgd", size) for size in (4, 64)] == [0.3 / 8, 0.6]
+    assert rate("ptb-lstm-dropout", "adam") == 3e-3
+    adabound = Variant("cifar100-vgg", "cprop-adabound").specification(PRESETS["paper"], 1e-4)
+    assert adabound.settings["final_lr"] == 0.01
+
+
+def test_cprop_has_the_learning_rate_of_its_optimizer():
+    """Learning rates are tuned for the plain optimizers alone (section 3)."""
+    for experiment in EXPERIMENTS.values():
+        for variant in experiment.variants:
+            assert not optimizers.parse(variant.setting().optimizer).cprop
+            assert variant.setting().guess() == variant.guess()
+
+
+SMALL = replace(
+    PRESETS["smoke"],
+    seeds=2,
+    lengths={**PRESETS["smoke"].lengths, "fmnist-fc": Length(12, 4, 20, selection=6)},
+)
+
+
+def test_an_experiment_is_run_and_says_what_it_was(tmp_path, data_root):
+    engine = Engine(Store(tmp_path), executor="process")
+    about = EXPERIMENTS["fmnist-fc"].only(["rmsprop"]).run(SMALL, engine.run)
+    runs = engine.store.runs(about["runs"])
+    assert [(run.specification.optimizer, run.specification.seed) for run in runs] == [
+        ("rmsprop", 0),
+        ("rmsprop", 1),
+        ("cprop-rmsprop", 0),
+        ("cprop-rmsprop", 1),
+    ]
+    assert {run.specification.lr for run in runs} == {1e-3}
+    assert list(runs[0].column("step")) == [0, 3, 6, 9, 12]
+    assert about["learning_rates"] == {"fmnist-fc rmsprop": 1e-3}
+    assert about["reduced"]
+
+
+def test_with_selected_learning_rates(tmp_path, data_root):
+    engine = Engine(Store(tmp_path), executor="process")
+    experiment = EXPERIMENTS["fmnist-fc"].only(["rmsprop"])
+    about = experiment.run(SMALL, engine.run, select=True)
+    selection = EXPERIMENTS["lr-selection-fmnist-fc"].only(["rmsprop"]).run(SMALL, engine.run)
+    # The selection that the experiment made is the one that stands alone: its runs are found, and not run again.
+    assert set(engine.store.finished()) == {*about["runs"], *selection["runs"]}
+    (lr,) = about["learning_rates"].values()
+    assert {run.specification.lr for run in engine.store.runs(about["runs"])} == {lr}
+    assert len(selection["runs"]) >= 2 * 3
+    assert all(run.specification.iterations == 6 for run in engine.store.runs(selection["runs"]))
+
+
+def test_optimizers_that_an_experiment_does_not_have_are_told():
+    with pytest.raises(ValueError, match=r"ptb-lstm has no rmsprop: it has sgd, adam"):
+        EXPERIMENTS["ptb-lstm"].only(["rmsprop"])
