@@ -134,7 +134,7 @@ class Experiment:
             "figure": self.figure,
             "claim": self.claim,
             "preset": preset.name,
-            "reduced": preset.name != "paper",
+            "reduced": any(preset.shorter(v.workload, self.kind == "learning-rates") for v in self.variants),
             "kind": self.kind,
             "panels": list(self.panels),
             "runs": [identify(one.specification) for one in runs],

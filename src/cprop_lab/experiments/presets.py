@@ -46,6 +46,12 @@ class Preset:
     select: bool
     lengths: Mapping[str, Length]
 
+    def shorter(self, workload: str, selecting: bool) -> bool:
+        """Whether its runs fall short of the paper's programme."""
+        ours, theirs = self.lengths[workload], PAPER.lengths[workload]
+        cut = ours.selection < theirs.selection if selecting else ours.iterations < theirs.iterations
+        return cut or self.seeds < PAPER.seeds
+
 
 # The paper's text does not say how long its runs were (only its figures' axes did). These are lengths at which its
 # plain optimizers have come to rest.

@@ -1,0 +1,104 @@
+"""What the engine costs: a sweep of equal runs on Ray, against the same runs in as many bare processes.
+
+``python -m benchmarks.engine --data FOLDER`` takes about twenty minutes on two cores: twenty runs of
+about a minute each, twice. The bare processes share out the runs beforehand and know nothing of Ray,
+of checkpoints in between, or of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BARE = """
+import sys
+from cprop_lab.engine import Engine
+from cprop_lab.results import Store
+from cprop_lab.specification import Specification
+
+runs = [Specification.from_json(text) for text in sys.argv[2:]]
+Engine(Store(sys.argv[1]), executor="process", checkpoint_seconds=1e9).run(runs)
+"""
+
+
+def specifications(runs: int, iterations: int) -> list[Any]:
+    """Runs of the convolutional network on Fashion-MNIST, which differ in their seed."""
+    from cprop_lab.specification import Specification
+
+    return [
+        Specification(
+            "fmnist-cnn",
+            "cprop-adam",
+            lr=3e-3,
+            seed=seed,
+            iterations=iterations,
+            evaluate_every=max(1, iterations // 20),
+            examples=1000,
+        )
+        for seed in range(runs)
+    ]
+
+
+def bare(runs: list[Any], processes: int) -> float:
+    """Seconds that the runs take when they are dealt out to processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", BARE, folder, *(run.to_json() for run in runs[i::processes])],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for i in range(processes)
+        ]
+        if any(process.wait() for process in started):
+            raise RuntimeError("a bare run failed")
+        return time.perf_counter() - start
+
+
+def on_ray(runs: list[Any]) -> float:
+    """Seconds that the runs take as a sweep, from a cold start of Ray to its end."""
+    from cprop_lab.console import LiveTable
+    from cprop_lab.engine import Engine
+    from cprop_lab.results import Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        Engine(Store(folder), progress=LiveTable()).run(runs)
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure both, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder that holds fashion_mnist (default: $CPROP_LAB_DATA)")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=2000, help="so many take about a minute on one core")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+    arguments = parser.parse_args()
+    if arguments.data:
+        os.environ["CPROP_LAB_DATA"] = str(arguments.data.absolute())
+    processes = os.cpu_count() or 1
+    runs = specifications(arguments.runs, arguments.iterations)
+    result = {
+        "runs": arguments.runs,
+        "iterations": arguments.iterations,
+        "processes": processes,
+        "bare": bare(runs, processes),
+        "ray": on_ray(runs),
+    }
+    result["ratio"] = result["ray"] / result["bare"]
+    result["seconds_a_run"] = result["bare"] * processes / arguments.runs
+    print(json.dumps(result, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
