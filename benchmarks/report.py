@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cost_model
+from cprop_lab.cost import Cost
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "step.md", ROOT / "docs" / "scale.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("step", "scale", "lab", "cluster")))
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 
 
@@ -168,6 +169,27 @@ def cost_at_scale() -> str:
     return table(headings, rows)
 
 
+def engine() -> str:
+    """What Ray adds to the runs."""
+    run = results("engine")
+    return (
+        f"A sweep of {run['runs']} runs of {run['seconds_a_run']:.0f} seconds each on {run['processes']} cores took "
+        f"{run['ray']:.0f} seconds, Ray's start and end included, and the same runs in {run['processes']} bare "
+        f"processes {run['bare']:.0f}: {run['ratio']:.2f} times as long (`python -m benchmarks.engine`)."
+    )
+
+
+def programme() -> str:
+    """What the paper's experiments cost."""
+    run = results("programme")
+    rows = (
+        [name, *Cost(**counted).cells(run["tflops"], run["overhead_ms"])]
+        for name, counted in run["experiments"].items()
+    )
+    costs = table(["experiment", "runs", "iterations", "10¹⁵ operations", "GPU-hours, assumed"], rows)
+    return f"{costs}\n\nMade by `{run['command']}`; a search for learning rates is taken to try five of them."
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "claims": claims,
     "step": step,
@@ -178,6 +200,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "preemption": preemption,
     "cost by bytes": cost_by_bytes,
     "cost at scale": cost_at_scale,
+    "engine": engine,
+    "programme": programme,
 }
 
 

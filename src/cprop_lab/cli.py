@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,6 +73,7 @@ ExecutorOption = Annotated[
 ]
 Cpus = Annotated[int, typer.Option(help="Cores a run; as many runs go on at once as there is room for.")]
 Gpus = Annotated[float, typer.Option(help="GPUs a run, or a part of one.")]
+Eager = Annotated[bool, typer.Option("--eager", help="Without compiled steps: slower, and needs no C++ compiler.")]
 
 
 @contextmanager
@@ -89,7 +93,9 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _engine(storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float) -> Any:
+def _engine(
+    storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float, eager: bool
+) -> Any:
     from cprop_lab.console import LiveTable
     from cprop_lab.engine import Engine
     from cprop_lab.results import Store
@@ -97,7 +103,13 @@ def _engine(storage: str, data: Path | None, address: str | None, executor: Exec
 
     if data is not None:
         os.environ[ENVIRONMENT] = str(data.absolute())
-    return Engine(Store(storage), executor.value, address, cpus, gpus, progress=LiveTable(console))
+    compiler = os.environ.get("CXX", "g++")
+    if not eager and shutil.which(compiler) is None:
+        raise ValueError(
+            f"there is no C++ compiler {compiler!r}, with which torch compiles CProp's step: install one (Debian: "
+            "apt install g++), name yours in the environment variable CXX, or give --eager"
+        )
+    return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
 
 
 def _command() -> str:
@@ -146,10 +158,9 @@ def run(
     executor: ExecutorOption = Executor.ray,
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
+    eager: Eager = False,
 ) -> None:
     """Run an experiment, or go on with it, and draw its figure. Runs that are finished are not run again."""
-    from dataclasses import replace
-
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
 
     with plain_errors():
@@ -161,7 +172,7 @@ def run(
         length = PRESETS[preset.value]
         if seeds is not None:
             length = replace(length, seeds=seeds)
-        engine = _engine(storage, data, address, executor, cpus, gpus)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         about = chosen.run(length, engine.run, select)
         name = f"{experiment}-{preset.value}"
         engine.store.write_experiment(name, {**about, "command": _command()})
@@ -263,6 +274,7 @@ def compare(
     executor: ExecutorOption = Executor.ray,
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
+    eager: Eager = False,
 ) -> None:
     """Does CProp help my training? Select learning rates, compare with and without CProp, and say so in plain words."""
     from cprop_lab import compare as comparing
@@ -280,7 +292,7 @@ def compare(
             examples=examples,
         )
         workloads.build(task, {})  # before anything is started: a mistake in it should be told at once
-        engine = _engine(storage, data, address, executor, cpus, gpus)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         found = comparing.compare(specification, optimizers.split(","), engine.run, seeds, selection_iterations)
         panels = ("train_loss", "accuracy" if _has_metric(found.runs) else "test_loss", "mean_scale")
         figures.save(figures.curves(found.runs, panels, title=task), out)
@@ -309,12 +321,14 @@ def cost(
     overhead: Annotated[
         float, typer.Option(help="Milliseconds an iteration that no device saves: launches, data.")
     ] = 3.0,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the counts.")] = None,
 ) -> None:
     """Estimate what experiments cost, from operations counted on real steps."""
     from rich.progress import track
 
     from cprop_lab import cost as costs
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
+    from cprop_lab.results import identify
     from cprop_lab.workloads.data import ENVIRONMENT
 
     with plain_errors():
@@ -323,20 +337,25 @@ def cost(
         if experiment is not None and experiment not in EXPERIMENTS:
             raise ValueError(f"no experiment is called {experiment!r}: see 'cprop-lab list'")
         names = [experiment] if experiment else list(EXPERIMENTS)
-        found = {
-            name: costs.estimate(EXPERIMENTS[name], PRESETS[preset.value])
-            for name in track(names, "counting", console=console, transient=True)
-        }
-        table = Table("experiment", "runs", "iterations", "10^15 operations", "hours on one device", box=None)
-        for name, one in {**found, "all": costs.total(found.values())}.items():
-            hours = one.hours(tflops * 1e12, overhead / 1e3)
-            table.add_row(name, f"{one.runs}", f"{one.iterations:,}", f"{one.flops / 1e15:,.3g}", f"{hours:,.1f}")
+        planned = {name: costs.planned(EXPERIMENTS[name], PRESETS[preset.value]) for name in names}
+        counting = track(planned.items(), "counting", console=console, transient=True)
+        found = {name: costs.estimate(runs) for name, runs in counting}
+        once = {identify(run): run for runs in planned.values() for run in runs}
+        found["all, each run once"] = costs.estimate(once.values())
+        heads = ["runs", "iterations", "10^15 operations", "hours on one device"]
+        table = Table(Column("experiment", no_wrap=True), *heads, box=None)
+        for name, one in found.items():
+            table.add_row(name, *one.cells(tflops, overhead))
         console.print(table)
         console.print(
             f"An assumption, not a measurement: {tflops:g} 10^12 operations a second and {overhead:g} ms an iteration "
-            "besides. Experiments share runs, and a run is run once: the sum is an upper bound.",
+            "besides.",
             highlight=False,
         )
+        if out is not None:
+            counts = {name: asdict(one) for name, one in found.items()}
+            about = {"command": _command(), "tflops": tflops, "overhead_ms": overhead, "experiments": counts}
+            out.write_text(json.dumps(about, indent=2) + "\n")
 
 
 @app.command()

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cprop_lab.experiments import Experiment, Preset
+from cprop_lab.learning_rate import grid
 from cprop_lab.specification import Specification
 from cprop_lab.training import Training
 
-__all__ = ["Cost", "estimate", "flops"]
+__all__ = ["Cost", "estimate", "flops", "planned"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,19 @@ class Cost:
     iterations: int
     flops: float
 
-    def hours(self, flops_a_second: float, overhead: float) -> float:
-        """On a device that sustains so many operations a second, with seconds of overhead an iteration besides."""
-        return (self.flops / flops_a_second + self.iterations * overhead) / 3600
+    def hours(self, tflops: float, overhead_ms: float) -> float:
+        """On a device that sustains so many 10^12 operations a second, with milliseconds an iteration besides."""
+        return (self.flops / tflops / 1e12 + self.iterations * overhead_ms / 1e3) / 3600
+
+    def cells(self, tflops: float, overhead_ms: float) -> list[str]:
+        """As a table has it: runs, iterations, 10^15 operations to three digits, hours.
+
+        Example:
+            >>> Cost(30, 600_000, 1.2345e18).cells(tflops=5, overhead_ms=3)
+            ['30', '600,000', '1,230', '69.1']
+        """
+        operations = float(f"{self.flops / 1e15:.3g}")
+        return [f"{self.runs}", f"{self.iterations:,}", f"{operations:,g}", f"{self.hours(tflops, overhead_ms):,.1f}"]
 
 
 @cache
@@ -51,32 +63,30 @@ def flops(specification: Specification) -> tuple[float, float]:
     return step, evaluation / 2  # an example of the training data, and one of the test data
 
 
-def estimate(experiment: Experiment, preset: Preset) -> Cost:
-    """What an experiment costs at some length; a search for learning rates is taken to try five of them."""
-    runs, iterations, total = 0, 0, 0.0
-    for variant in experiment.variants:
-        length = preset.lengths[variant.workload]
-        selecting = experiment.kind == "learning-rates"
-        number = preset.seeds * (5 if selecting else 1)
-        steps = length.selection if selecting else length.iterations
-        rows = 10 if selecting else length.evaluations
-        # The operations are the network's: whatever the optimizer, and CProp with it, are a few an element.
-        network = Specification(
-            variant.workload, "sgd", lr=1e-9, batch_size=variant.batch_size, options=variant.options, iterations=1
-        )
+def planned(experiment: Experiment, preset: Preset) -> list[Specification]:
+    """The runs of an experiment; a search for learning rates is taken to try five of them."""
+    if experiment.kind != "learning-rates":
+        return experiment.specifications(preset, {})
+    return [
+        variant.specification(preset, grid(variant.guess(), place), seed, selecting=True)
+        for variant in experiment.variants
+        for place in range(-2, 3)
+        for seed in range(preset.seeds)
+    ]
+
+
+def estimate(runs: Iterable[Specification]) -> Cost:
+    """What runs cost together."""
+    runs = list(runs)
+    total = 0.0
+    for run in runs:
+        # The operations are the network's: those of any optimizer, CProp with it, are a few an element.
+        network = Specification(run.workload, "sgd", lr=1e-9, batch_size=run.batch_size, options=run.options)
         a_step, an_example = flops(network)
-        runs += number
-        iterations += number * steps
-        total += number * (steps * a_step + rows * 2 * examples(variant.workload, length.examples) * an_example)
-    return Cost(runs, iterations, total)
+        looked_at = 2 * (run.iterations // run.evaluate_every) * min(run.examples, MOST.get(run.workload, run.examples))
+        total += run.iterations * a_step + looked_at * an_example
+    return Cost(len(runs), sum(run.iterations for run in runs), total)
 
 
-def examples(workload: str, wanted: int) -> int:
-    """How many examples an evaluation really looks at: Penn Treebank has 830 windows of training text."""
-    return min(wanted, 830) if workload.startswith("ptb") else wanted
-
-
-def total(costs: Iterable[Cost]) -> Cost:
-    """All together."""
-    costs = list(costs)
-    return Cost(sum(c.runs for c in costs), sum(c.iterations for c in costs), sum(c.flops for c in costs))
+# Penn Treebank has so many windows of training text; the test text's fewer are counted as as many.
+MOST: Final = dict.fromkeys(("ptb-lstm", "ptb-lstm-dropout"), 830)

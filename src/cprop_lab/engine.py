@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from cprop_lab import optimizers
 from cprop_lab.results import Row, Run, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import CHECKPOINT_SECONDS, train
@@ -74,6 +75,7 @@ class Engine:
         gpus: that a run has, or a part of one.
         retries: how often a run that was killed or failed is started again.
         checkpoint_seconds: how much of a run's work a kill may cost.
+        eager: whether optimizers do without compiled steps.
         progress: told how far it is.
 
     Example:
@@ -89,6 +91,7 @@ class Engine:
     gpus: float = 0
     retries: int = 3
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    eager: bool = False
     progress: Progress = Silent()  # noqa: RUF009  # without state
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
@@ -98,6 +101,8 @@ class Engine:
             SweepInterruptedError: if the user stopped it.
             RunsFailedError: if a run failed more often than it may.
         """
+        if self.eager:
+            specifications = map(optimizers.eager, specifications)
         wanted = {identify(specification): specification for specification in specifications}
         finished = self.store.finished()
         missing = [specification for name, specification in wanted.items() if name not in finished]

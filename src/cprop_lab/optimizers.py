@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 import cprop
 from cprop_lab.specification import Setting, Specification
 
-__all__ = ["RECIPES", "Recipe", "build", "label", "parse", "resolve_settings"]
+__all__ = ["RECIPES", "Recipe", "build", "eager", "label", "parse", "resolve_settings"]
 
 Build = Callable[..., Optimizer]
 
@@ -45,6 +45,8 @@ class Recipe:
         settings: defaults, written out: they are part of a run's identity.
         guess: where the search for the learning rate begins.
         source: the package that it comes from.
+        alone: whether CProp cannot be put around it: it keeps other weights for training than for evaluation, and
+            CProp would scale the way between them.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Recipe:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     guess: float = 1e-3
     source: str = "torch"
+    alone: bool = False
 
 
 def _betas(build: Build) -> Build:
@@ -110,6 +113,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         settings={**ADAM, "weight_decay": 0.0, "warmup_steps": 0},
         guess=3e-3,
         source="schedulefree",
+        alone=True,
     ),
     # AdEMAMix without its slow average is AdamW (a test holds it to that), and the package applies caution to it.
     "cautious-adamw": Recipe(
@@ -176,6 +180,8 @@ def parse(name: str) -> Name:
             f"no optimizer is called {name!r}: take one of {', '.join(RECIPES)}, if you like with cprop- before it, "
             "and +cosine, +ema or +cosine+ema after it"
         )
+    if match[1] and RECIPES[match[2]].alone:
+        raise ValueError(f"CProp cannot be put around {match[2]}, which moves its weights between two places itself")
     return Name(match[2], *(part is not None for part in (match[1], match[3], match[4])))
 
 
@@ -211,6 +217,13 @@ def resolve_settings(specification: Specification) -> dict[str, Setting]:
             f"{specification.optimizer} has no setting {', '.join(sorted(unknown))}: it has {', '.join(defaults)}"
         )
     return {**defaults, **specification.settings}
+
+
+def eager(specification: Specification) -> Specification:
+    """The same run without compiled or fused steps, for machines that cannot compile."""
+    if "fused" not in resolve_settings(specification):
+        return specification
+    return specification.but(settings={**specification.settings, "fused": False})
 
 
 def build(

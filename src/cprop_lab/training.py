@@ -258,12 +258,16 @@ def resume(specification: Specification, store: Store, name: str) -> Training:
 @contextmanager
 def deterministic() -> Iterator[None]:
     """The same numbers every time: no algorithm that sums in the order in which threads come."""
-    before = torch.are_deterministic_algorithms_enabled()
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # By default this also fills all memory that is allocated, to show who reads it too early: time for nothing here.
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]
 
 
 def mix(seed: int, step: int, stream: int = 0) -> int:

@@ -131,4 +131,4 @@ def test_a_cost_is_estimated_from_real_steps(lab):
     steps -= 30 * 20_000 * 2 * 784 * 300 * 32
     evaluations = 30 * 100 * 2 * 10_000 * 2 * weights
     operations = float(re.search(r"fmnist-fc 30 600,000 ([\d.]+)", said)[1])
-    assert operations == pytest.approx((steps + evaluations) / 1e15, rel=0.1)
+    assert operations == pytest.approx((steps + evaluations) / 1e15, rel=0.01)

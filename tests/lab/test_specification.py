@@ -90,6 +90,8 @@ def test_a_setting_that_the_optimizer_does_not_have_is_refused():
 def test_unknown_names_are_told_with_the_known_ones():
     with pytest.raises(ValueError, match=r"no optimizer is called 'adamm': take one of sgd, adam, .* cprop- before it"):
         results.identify(BLOBS.but(optimizer="adamm"))
+    with pytest.raises(ValueError, match=r"CProp cannot be put around schedule-free-adamw, which moves its weights"):
+        results.identify(BLOBS.but(optimizer="cprop-schedule-free-adamw"))
     with pytest.raises(ValueError, match=r"no workload is called 'mnist': take one of fmnist-fc, .* or module:Task"):
         results.identify(BLOBS.but(workload="mnist"))
     with pytest.raises(ValueError, match=r"'tasks:Nothing' cannot be imported from"):

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from cprop_lab import optimizers, training
+from cprop_lab.optimizers import eager
 from cprop_lab.results import BINS, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import Training, train
 
 BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-2, iterations=60, evaluate_every=20, examples=200)
-EAGER = {"fused": False}
+# All without kernels: this is about the run and not about the step, and compiling takes seconds.
 
 
-def eager(run):
-    """Without kernels: this is about the run and not about the step, and compiling takes seconds."""
-    return run.but(settings={**run.settings, **EAGER}) if "fused" in optimizers.resolve_settings(run) else run
-
-
-ALL = [name for base in optimizers.RECIPES for name in (base, f"cprop-{base}") if name != "cprop-schedule-free-adamw"]
+ALL = [
+    prefix + base
+    for base, recipe in optimizers.RECIPES.items()
+    for prefix in ([""] if recipe.alone else ["", "cprop-"])
+]
 COMBINED = ["adamw+cosine", "cprop-adam+cosine+ema", "sgd+ema"]
 
 

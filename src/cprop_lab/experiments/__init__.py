@@ -113,7 +113,6 @@ class Experiment:
         Returns:
             What is kept of it: its runs' identities, and what a reader should know.
         """
-        seeds = range(preset.seeds)
         settings = {variant.setting(): variant.guess() for variant in self.variants}
         if self.kind == "learning-rates" or (preset.select if select is None else select):
             selections = self.select(preset, run)
@@ -121,13 +120,7 @@ class Experiment:
         if self.kind == "learning-rates":
             runs = [one for selection in selections.values() for one in selection.runs]
         else:
-            runs = run(
-                [
-                    variant.specification(preset, settings[variant.setting()], seed)
-                    for variant in self.variants
-                    for seed in seeds
-                ]
-            )
+            runs = run(self.specifications(preset, settings))
         return {
             "experiment": self.name,
             "title": self.title,
@@ -140,6 +133,14 @@ class Experiment:
             "runs": [identify(one.specification) for one in runs],
             "learning_rates": {f"{s.workload} {s.base}{describe(s)}": lr for s, lr in settings.items()},
         }
+
+    def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """Its runs, at the learning rates given by setting, or else the paper's."""
+        return [
+            variant.specification(preset, lrs.get(variant.setting(), variant.guess()), seed)
+            for variant in self.variants
+            for seed in range(preset.seeds)
+        ]
 
     def select(self, preset: Preset, run: RunAll) -> dict[Variant, learning_rate.Selection]:
         """Select the learning rates of its plain optimizers."""
