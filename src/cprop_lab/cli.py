@@ -86,7 +86,7 @@ def plain_errors() -> Iterator[None]:
     except SweepInterruptedError:
         console.print("Stopped. What is finished is kept, and the same command goes on where it was.", style="yellow")
         raise typer.Exit(130) from None
-    except (ValueError, RuntimeError, FileNotFoundError, ImportError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         if os.environ.get("CPROP_LAB_DEBUG"):
             raise
         console.print(f"Error: {error}", style="red", markup=False, highlight=False)

@@ -65,7 +65,7 @@ class LiveTable:
                 f"{pace:.2f}",
             )
         if not self.rows:
-            return Group(Text("starting ..."), self.bar)
+            return Group(Text("finishing ..." if self.bar.finished else "starting ..."), self.bar)
         return Group(table, self.bar)
 
     def _draw(self) -> None:

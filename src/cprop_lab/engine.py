@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from uuid import uuid4
 
 import torch
 
@@ -155,8 +157,8 @@ class Engine:
         ray.init(address=self.address or "local", logging_level=logging.ERROR, **options)
         watch = Watch(self.progress)
         try:
-            with tempfile.TemporaryDirectory() as local:
-                tuner = tune.Tuner(
+            with self._notes() as notes:
+                tune.Tuner(
                     tune.with_resources(trial, {"cpu": self.cpus, "gpu": self.gpus}),
                     param_space={
                         "run": tune.grid_search([specification.to_json() for specification in missing]),
@@ -164,16 +166,15 @@ class Engine:
                         "checkpoint_seconds": self.checkpoint_seconds,
                         "cpus": self.cpus,
                     },
+                    # A process that has imported torch and mapped the data takes the next run.
                     tune_config=tune.TuneConfig(reuse_actors=True),
                     run_config=tune.RunConfig(
-                        # On a cluster, Tune's own notes must lie where every node sees them.
-                        storage_path=local if self.address is None else f"{self.store.address}/ray",
+                        storage_path=notes,
                         failure_config=tune.FailureConfig(max_failures=self.retries),
                         callbacks=[watch],
                         verbose=0,
                     ),
-                )
-                tuner.fit()
+                ).fit()
         finally:
             ray.shutdown()
         left = [s for s in missing if identify(s) not in self.store.finished()]
@@ -185,3 +186,17 @@ class Engine:
             )
         if left:
             raise SweepInterruptedError
+
+    @contextmanager
+    def _notes(self) -> Iterator[str]:
+        """Where Tune keeps notes of a sweep while it goes on: they are pickles, and we have no use for them."""
+        if self.address is None:
+            with tempfile.TemporaryDirectory() as folder:
+                yield folder
+            return
+        # On a cluster every node must see them.
+        name = f"ray-{uuid4().hex}"
+        try:
+            yield f"{self.store.address}/{name}"
+        finally:
+            self.store.remove_folder(name)

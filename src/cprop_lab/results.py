@@ -216,6 +216,11 @@ class Store:
         found = sorted(self._names("experiments", ".json"))
         return {name: json.loads(self._read(f"experiments/{name}.json") or b"{}") for name in found}
 
+    def remove_folder(self, name: str) -> None:
+        """Drop a folder that is not the store's own."""
+        if self._files.get_file_info(self._path(name)).type == fs.FileType.Directory:
+            self._files.delete_dir(self._path(name))
+
     def local(self, folder: str) -> Path | None:
         """A folder of the store, if it lies on this machine."""
         return Path(self._root) / folder if isinstance(self._files, fs.LocalFileSystem) else None
