@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from cprop_lab import optimizers
+from cprop_lab.progress import Progress
 from cprop_lab.results import Row
 from cprop_lab.specification import Specification
 
 __all__ = ["LiveTable"]
 
 
-class LiveTable:
+class LiveTable(Progress):
     """A table of the runs under way, and a bar of all.
 
     On a terminal it is redrawn in place; in a log, a line is written for every run that ends.
@@ -26,7 +27,7 @@ class LiveTable:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self.bar = Progress(
+        self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -34,7 +35,6 @@ class LiveTable:
             console=self.console,
         )
         self.rows: dict[Specification, Row] = {}
-        self.begun: dict[Specification, float] = {}
         self.live: Live | None = None
 
     def begin(self, total: Sequence[Specification], done: int) -> None:
@@ -74,7 +74,6 @@ class LiveTable:
 
     def row(self, specification: Specification, row: Row) -> None:
         """Show how far a run is."""
-        self.begun.setdefault(specification, time.monotonic())
         self.rows[specification] = row
         self._draw()
 

@@ -12,49 +12,21 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import uuid4
 
 import torch
 
 from cprop_lab import optimizers
-from cprop_lab.results import Row, Run, Store, identify
+from cprop_lab.progress import Progress
+from cprop_lab.results import Run, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import CHECKPOINT_SECONDS, train
 from cprop_lab.workloads.data import ENVIRONMENT
 
-__all__ = ["Engine", "Progress", "RunsFailedError", "SweepInterruptedError"]
-
-
-class Progress(Protocol):
-    """Who wants to know how far the runs are."""
-
-    def begin(self, total: Sequence[Specification], done: int) -> None:
-        """These runs are wanted, and so many of them are finished already."""
-
-    def row(self, specification: Specification, row: Row) -> None:
-        """A run has made a row of its curves."""
-
-    def ended(self, specification: Specification) -> None:
-        """A run has ended."""
-
-    def failed(self, specification: Specification, error: str) -> None:
-        """A run has failed, and will be tried again if it may."""
-
-    def end(self) -> None:
-        """No more runs."""
-
-
-class Silent:
-    """Nobody wants to know."""
-
-    def begin(self, total: Sequence[Specification], done: int) -> None: ...
-    def row(self, specification: Specification, row: Row) -> None: ...
-    def ended(self, specification: Specification) -> None: ...
-    def failed(self, specification: Specification, error: str) -> None: ...
-    def end(self) -> None: ...
+__all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
 
 
 class SweepInterruptedError(Exception):
@@ -94,7 +66,7 @@ class Engine:
     retries: int = 3
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     eager: bool = False
-    progress: Progress = Silent()  # noqa: RUF009  # without state
+    progress: Progress = field(default_factory=Progress)
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
         """Run what is not finished, and give back all, in the order asked for.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ray import tune
 
-from cprop_lab.engine import Progress, Silent
+from cprop_lab.progress import Progress
 from cprop_lab.results import Row, Store
 from cprop_lab.specification import Specification
 from cprop_lab.training import train
@@ -34,7 +34,7 @@ class Watch(tune.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune writes its callbacks down, to restore a sweep by. We restore from the store, and a terminal cannot be.
-        return {"progress": Silent(), "errors": {}}
+        return {"progress": Progress(), "errors": {}}
 
     @staticmethod
     def _specification(trial: Any) -> Specification:

@@ -20,13 +20,14 @@ ENVIRONMENT: Final = "CPROP_LAB_DATA"
 
 
 class Source(NamedTuple):
-    """A data set: its folder's name, its public name, and what its columns and splits are called."""
+    """A data set: its folder's name, its public name and version, and what its columns and splits are called."""
 
     folder: str
     public: str
     image: str = "image"
     label: str = "label"
     test: str = "test"
+    revision: str | None = None
 
     def address(self) -> str:
         """What ``datasets.load_dataset`` is given.
@@ -49,7 +50,8 @@ class Source(NamedTuple):
 FASHION_MNIST: Final = Source("fashion_mnist", "zalando-datasets/fashion_mnist")
 CIFAR100: Final = Source("cifar100", "uoft-cs/cifar100", image="img", label="fine_label")
 TINY_IMAGENET: Final = Source("tiny_imagenet", "zh-plus/tiny-imagenet", test="valid")
-PENN_TREEBANK: Final = Source("penn_treebank", "ptb-text-only/ptb_text_only", test="test")
+# The public one is made by a script, which `datasets` runs no more; this is where its rows were converted to.
+PENN_TREEBANK: Final = Source("penn_treebank", "ptb-text-only/ptb_text_only", revision="refs/convert/parquet")
 
 
 def images(source: Source, training: bool, channels: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +105,8 @@ def _sentences(source: Source, address: str, training: bool) -> list[str]:
         return (Path(address) / f"ptb.{name}.txt").read_text().splitlines()
     from datasets import load_dataset
 
-    return list(load_dataset(address, split="train" if training else source.test)["sentence"])
+    split = "train" if training else source.test
+    return list(load_dataset(address, split=split, revision=source.revision)["sentence"])
 
 
 def text(source: Source, training: bool) -> tuple[Tensor, list[str]]:
