@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import cprop
+from cprop_lab.schedule_free import ScheduleFreeCProp
 from cprop_lab.specification import Setting, Specification
 
 __all__ = ["RECIPES", "Recipe", "build", "eager", "label", "parse", "resolve_settings"]
@@ -113,6 +114,14 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         settings={**ADAM, "weight_decay": 0.0, "warmup_steps": 0},
         guess=3e-3,
         source="schedulefree",
+        alone=True,
+    ),
+    "schedule-free-cprop": Recipe(
+        "Schedule-Free CProp",
+        _betas(ScheduleFreeCProp),
+        settings={**ADAM, "c": 4.0},
+        guess=3e-3,
+        source="cprop_lab",
         alone=True,
     ),
     # AdEMAMix without its slow average is AdamW (a test holds it to that), and the package applies caution to it.

@@ -208,3 +208,22 @@ def test_numbers_on_record():
         found[optimizer] = run.evaluate()["train_loss"]
     assert all(math.isfinite(loss) for loss in found.values())
     assert found == pytest.approx(recorded, rel=1e-4)
+
+
+def test_schedule_free_with_infinite_confidence_is_schedule_free():
+    """Against the authors' package, step by step, at both places where the weights are."""
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(7, dtype=torch.float64)) for _ in range(2))
+    run = Specification("tasks:Blobs", "schedule-free-cprop", lr=0.1)
+    scaled, _ = optimizers.build(run.but(settings={"c": math.inf}), [ours])
+    peer, _ = optimizers.build(run.but(optimizer="schedule-free-adamw"), [theirs])
+    for _ in range(50):
+        g = torch.randn(7, generator=generator, dtype=torch.float64)
+        for p, optimizer in ((ours, scaled), (theirs, peer)):
+            optimizer.train()
+            p.grad = g.clone()
+            optimizer.step()
+            optimizer.eval()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    with pytest.raises(RuntimeError, match=r"call train\(\) before step\(\)"):
+        scaled.step()
