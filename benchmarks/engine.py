@@ -70,7 +70,9 @@ def on_ray(runs: list[Any]) -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        Engine(Store(folder), progress=LiveTable()).run(runs)
+        engine = Engine(Store(folder), progress=LiveTable())
+        engine.run(runs)
+        engine.close()
         return time.perf_counter() - start
 
 

@@ -43,6 +43,7 @@ def main() -> None:
     accuracy = (engine(points).argmax(1) == (points.norm(dim=1) < 1.2)).float().mean()
     if rank == 0:
         print(f"ZeRO {arguments.stage} on {world} processes: accuracy {accuracy:.3f}")
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

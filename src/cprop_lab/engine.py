@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,35 +121,27 @@ class Engine:
             ) from error
         from cprop_lab.trial import Watch, trial
 
-        environment = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])}
-        if ENVIRONMENT in os.environ:
-            environment[ENVIRONMENT] = os.environ[ENVIRONMENT]
-        options: dict[str, Any] = {"runtime_env": {"env_vars": environment}, "log_to_driver": False}
-        if self.address is None:
-            options |= {"include_dashboard": False, "num_cpus": os.cpu_count()}
-        ray.init(address=self.address or "local", logging_level=logging.ERROR, **options)
+        if not ray.is_initialized():
+            self._start(ray)
         watch = Watch(self.progress)
-        try:
-            with self._notes() as notes:
-                tune.Tuner(
-                    tune.with_resources(trial, {"cpu": self.cpus, "gpu": self.gpus}),
-                    param_space={
-                        "run": tune.grid_search([specification.to_json() for specification in missing]),
-                        "store": self.store.address,
-                        "checkpoint_seconds": self.checkpoint_seconds,
-                        "cpus": self.cpus,
-                    },
-                    # A process that has imported torch and mapped the data takes the next run.
-                    tune_config=tune.TuneConfig(reuse_actors=True),
-                    run_config=tune.RunConfig(
-                        storage_path=notes,
-                        failure_config=tune.FailureConfig(max_failures=self.retries),
-                        callbacks=[watch],
-                        verbose=0,
-                    ),
-                ).fit()
-        finally:
-            ray.shutdown()
+        with self._notes() as notes:
+            tune.Tuner(
+                tune.with_resources(trial, {"cpu": self.cpus, "gpu": self.gpus}),
+                param_space={
+                    "run": tune.grid_search([specification.to_json() for specification in missing]),
+                    "store": self.store.address,
+                    "checkpoint_seconds": self.checkpoint_seconds,
+                    "cpus": self.cpus,
+                },
+                # A process that has imported torch and mapped the data takes the next run.
+                tune_config=tune.TuneConfig(reuse_actors=True),
+                run_config=tune.RunConfig(
+                    storage_path=notes,
+                    failure_config=tune.FailureConfig(max_failures=self.retries),
+                    callbacks=[watch],
+                    verbose=0,
+                ),
+            ).fit()
         left = [s for s in missing if identify(s) not in self.store.finished()]
         if left and watch.errors:
             first, message = next(iter(watch.errors.items()))
@@ -158,6 +151,21 @@ class Engine:
             )
         if left:
             raise SweepInterruptedError
+
+    def _start(self, ray: Any) -> None:
+        """Start Ray, or reach the cluster; it stays for the next set of runs, and a search has several."""
+        environment = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])}
+        if ENVIRONMENT in os.environ:
+            environment[ENVIRONMENT] = os.environ[ENVIRONMENT]
+        options: dict[str, Any] = {"runtime_env": {"env_vars": environment}, "log_to_driver": False}
+        if self.address is None:
+            options |= {"include_dashboard": False, "num_cpus": os.cpu_count()}
+        ray.init(address=self.address or "local", logging_level=logging.ERROR, **options)
+
+    def close(self) -> None:
+        """Stop the Ray that was started, or leave the cluster; at the latest, that happens when Python ends."""
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()
 
     @contextmanager
     def _notes(self) -> Iterator[str]:

@@ -68,10 +68,11 @@ class Training:
         The first step of a process is not timed: it compiles what is compiled, or finds it in a cache.
         """
         self._train_mode(True)
-        for _ in range(0 if self._warm else 1):
+        untimed = 0 if self._warm else min(1, iterations)
+        for _ in range(untimed):
             self._one_step()
         start = time.perf_counter()
-        for _ in range(iterations if self._warm else iterations - 1):
+        for _ in range(iterations - untimed):
             self._one_step()
         self._warm = True
         if self.device.type == "cuda":
