@@ -1,5 +1,14 @@
 """``python -m cprop_lab`` is ``cprop-lab``."""
 
-from cprop_lab.cli import app
 
-app(prog_name="cprop-lab")
+def main() -> None:
+    """The command line, or what to install for it."""
+    try:
+        from cprop_lab.cli import app
+    except ImportError as error:
+        raise SystemExit(f"cprop-lab needs more than the library ({error}): pip install 'cprop[lab]'") from None
+    app(prog_name="cprop-lab")
+
+
+if __name__ == "__main__":
+    main()

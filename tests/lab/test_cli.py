@@ -132,3 +132,10 @@ def test_a_cost_is_estimated_from_real_steps(lab):
     evaluations = 30 * 100 * 2 * 10_000 * 2 * weights
     operations = float(re.search(r"fmnist-fc 30 600,000 ([\d.]+)", said)[1])
     assert operations == pytest.approx((steps + evaluations) / 1e15, rel=0.01)
+
+
+def test_without_the_extra_it_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; from cprop_lab.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert re.fullmatch(r"cprop-lab needs more than the library \(.*\): pip install 'cprop\[lab\]'\n", result.stderr)
