@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+
+from cprop_lab.models import fully_connected
+from cprop_lab.workloads.data import ENVIRONMENT, FASHION_MNIST, images
 
 BATCH = 32
 
@@ -31,19 +33,16 @@ def training_images(data: Path | None) -> tuple[Tensor, Tensor]:
         data: a folder that holds ``fashion_mnist``; without one, the environment variable
             ``CPROP_LAB_DATA``, and without that the public data set.
     """
-    from datasets import load_dataset
-
-    root = data or (Path(os.environ["CPROP_LAB_DATA"]) if "CPROP_LAB_DATA" in os.environ else None)
-    source = str(root / "fashion_mnist") if root else "zalando-datasets/fashion_mnist"
-    split = load_dataset(source, split="train").with_format("numpy")
-    images = torch.from_numpy(np.stack(split["image"])).float().div_(255).flatten(1)
-    return images, torch.from_numpy(np.asarray(split["label"])).long()
+    if data is not None:
+        os.environ[ENVIRONMENT] = str(data.absolute())
+    pixels, labels = images(FASHION_MNIST, training=True, channels=1)
+    return pixels.float().div_(255).flatten(1), labels
 
 
 def network(seed: int) -> nn.Sequential:
     """784-300-100-10 with ReLU (the paper's appendix A.1)."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+    return fully_connected()
 
 
 class Training:

@@ -93,16 +93,31 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def _use(data: Path | None) -> None:
+    """Read data sets from a folder, in this process and in all that it starts."""
+    from cprop_lab.workloads.data import ENVIRONMENT
+
+    if data is not None:
+        os.environ[ENVIRONMENT] = str(data.absolute())
+
+
+def _experiment(name: str) -> Any:
+    """An experiment by its name."""
+    from cprop_lab.experiments import EXPERIMENTS
+
+    if name not in EXPERIMENTS:
+        raise ValueError(f"no experiment is called {name!r}: see 'cprop-lab list'")
+    return EXPERIMENTS[name]
+
+
 def _engine(
     storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float, eager: bool
 ) -> Any:
     from cprop_lab.console import LiveTable
     from cprop_lab.engine import Engine
     from cprop_lab.results import Store
-    from cprop_lab.workloads.data import ENVIRONMENT
 
-    if data is not None:
-        os.environ[ENVIRONMENT] = str(data.absolute())
+    _use(data)
     compiler = os.environ.get("CXX", "g++")
     if not eager and shutil.which(compiler) is None:
         raise ValueError(
@@ -161,12 +176,10 @@ def run(
     eager: Eager = False,
 ) -> None:
     """Run an experiment, or go on with it, and draw its figure. Runs that are finished are not run again."""
-    from cprop_lab.experiments import EXPERIMENTS, PRESETS
+    from cprop_lab.experiments import PRESETS
 
     with plain_errors():
-        if experiment not in EXPERIMENTS:
-            raise ValueError(f"no experiment is called {experiment!r}: see 'cprop-lab list'")
-        chosen = EXPERIMENTS[experiment]
+        chosen = _experiment(experiment)
         if optimizers is not None:
             chosen = chosen.only(optimizers.split(","))
         length = PRESETS[preset.value]
@@ -201,21 +214,13 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
 
 def _print_targets(found: Any) -> None:
     """When CProp comes to the loss at which the plain optimizer ends."""
-    from cprop_lab.targets import spread
+    from cprop_lab.targets import outcome
 
     table = Table("with CProp", "iterations to the plain one's last loss", "seconds to it", "seeds", box=None)
     for name, pair in found.items():
-        shares = [pair.shares(of) for of in ("iterations", "seconds")]
-        cells = [
-            f"{part.mean:.0%}" + (f" ± {part.deviation:.0%}" if part.deviation == part.deviation else "")
-            if max(share) < float("inf")
-            else f"not reached by {sum(x == float('inf') for x in share)}"
-            for share in shares
-            for part in [spread(share)]
-        ]
-        table.add_row(name, *cells, str(len(pair.plain)))
+        table.add_row(name, *(outcome(pair, of) for of in ("iterations", "seconds")), str(len(pair.plain)))
     console.print(table)
-    console.print("(of what the plain optimizer takes, 100 % is no gain; mean and one standard deviation over seeds)")
+    console.print("(as a part of what the plain optimizer takes: 1 is no gain; mean and one standard deviation)")
 
 
 @app.command()
@@ -279,6 +284,7 @@ def compare(
     """Does CProp help my training? Select learning rates, compare with and without CProp, and say so in plain words."""
     from cprop_lab import compare as comparing
     from cprop_lab import figures, workloads
+    from cprop_lab.results import METRICS, measured
     from cprop_lab.specification import Specification
 
     with plain_errors():
@@ -294,7 +300,8 @@ def compare(
         workloads.build(task, {})  # before anything is started: a mistake in it should be told at once
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         found = comparing.compare(specification, optimizers.split(","), engine.run, seeds, selection_iterations)
-        panels = ("train_loss", "accuracy" if _has_metric(found.runs) else "test_loss", "mean_scale")
+        told = any(measured(found.runs, metric) for metric in METRICS)
+        panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
         figures.save(figures.curves(found.runs, panels, title=task), out)
         console.print()
         for base, selection in found.selections.items():
@@ -303,11 +310,6 @@ def compare(
         for name, pair in found.pairs.items():
             console.print(f"\n{comparing.verdict(name, pair)}", highlight=False)
         console.print(f"\nDrawn: {out}", highlight=False, soft_wrap=True)
-
-
-def _has_metric(runs: Any) -> bool:
-    """Whether the runs have an accuracy or a perplexity to show."""
-    return any(value == value for name in ("accuracy", "perplexity") for value in runs[0].column(name))
 
 
 @app.command()
@@ -329,15 +331,11 @@ def cost(
     from cprop_lab import cost as costs
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
     from cprop_lab.results import identify
-    from cprop_lab.workloads.data import ENVIRONMENT
 
     with plain_errors():
-        if data is not None:
-            os.environ[ENVIRONMENT] = str(data.absolute())
-        if experiment is not None and experiment not in EXPERIMENTS:
-            raise ValueError(f"no experiment is called {experiment!r}: see 'cprop-lab list'")
-        names = [experiment] if experiment else list(EXPERIMENTS)
-        planned = {name: costs.planned(EXPERIMENTS[name], PRESETS[preset.value]) for name in names}
+        _use(data)
+        chosen = [_experiment(experiment)] if experiment else list(EXPERIMENTS.values())
+        planned = {one.name: costs.planned(one, PRESETS[preset.value]) for one in chosen}
         counting = track(planned.items(), "counting", console=console, transient=True)
         found = {name: costs.estimate(runs) for name, runs in counting}
         once = {identify(run): run for runs in planned.values() for run in runs}

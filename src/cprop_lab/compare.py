@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cprop_lab import learning_rate, optimizers
-from cprop_lab.results import Run
+from cprop_lab.results import METRICS, Run, measured
 from cprop_lab.specification import Specification
 from cprop_lab.targets import Pair, pairs, spread
 
@@ -50,7 +50,7 @@ def compare(
     short = min(selection_iterations, specification.iterations)
     plain = {base: specification.but(optimizer=str(optimizers.parse(base))) for base in bases}
     selections = learning_rate.select(
-        {base: one.but(iterations=short, evaluate_every=max(1, short // 10)) for base, one in plain.items()},
+        {base: learning_rate.shortened(one, short) for base, one in plain.items()},
         run,
         {base: optimizers.parse(base).recipe.guess for base in bases},
         range(seeds),
@@ -112,8 +112,7 @@ def interval(mean: float, margin: float) -> str:
 
 def generalisation(pair: Pair) -> str:
     """What becomes of the test data: the other half of the answer."""
-    with_metric = [n for n in ("accuracy", "perplexity") if not math.isnan(pair.plain[0].column(n)[-1])]
-    column = with_metric[0] if with_metric else "test_loss"
+    column = next((metric for metric in METRICS if measured(pair.plain, metric)), "test_loss")
     before, after = (spread([run.column(column)[-1] for run in runs]) for runs in (pair.plain, pair.scaled))
     name = {"test_loss": "test loss"}.get(column, f"test {column}")
     return f"At the end, {name} is {after} with CProp and {before} without."

@@ -142,7 +142,8 @@ class Engine:
                     verbose=0,
                 ),
             ).fit()
-        left = [s for s in missing if identify(s) not in self.store.finished()]
+        finished = self.store.finished()
+        left = [specification for specification in missing if identify(specification) not in finished]
         if left and watch.errors:
             first, message = next(iter(watch.errors.items()))
             raise RunsFailedError(

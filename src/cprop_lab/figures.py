@@ -24,9 +24,9 @@ from matplotlib.patches import Patch
 
 from cprop_lab import optimizers
 from cprop_lab.learning_rate import choose, final_loss
-from cprop_lab.results import BINS, Run, Status
+from cprop_lab.results import BINS, METRICS, Run, Status, measured
 from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, Spread, by_seed, facet, spread
+from cprop_lab.targets import Pair, Spread, by_seed, facet, outcome, spread
 
 __all__ = ["curves", "histogram", "learning_rates", "save", "times_to_target", "to_svg"]
 
@@ -54,8 +54,6 @@ WORDS: Final[Mapping[str, str]] = {
     "lr": "learning rate",
 }
 LOGARITHMIC: Final = ("train_loss", "test_loss", "perplexity", "lr")
-METRICS: Final = ("accuracy", "perplexity")
-"""Of which a workload has one."""
 
 STYLE: Final[Mapping[str, Any]] = {
     "figure.constrained_layout.use": True,
@@ -234,11 +232,6 @@ def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
     """By iteration, a curve's mean and spread over seeds."""
     values = by_step(runs, lambda run: before_divergence(run, column))
     return {step: spread(those) for step, those in values.items()}
-
-
-def measured(runs: Iterable[Run], column: str) -> bool:
-    """Whether any run has such a curve."""
-    return any(np.isfinite(run.column(column)).any() for run in runs)
 
 
 def metric(runs: Sequence[Run]) -> str:
@@ -587,7 +580,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
             axes.plot(got_there, [row + offset] * len(got_there), "o", **dots)
             # Beside the panel, where nothing lies under the words.
             beside = axes.get_yaxis_transform()
-            axes.text(1.01, row + offset, _outcome(pair, shares), transform=beside, va="center", fontsize=8)
+            axes.text(1.01, row + offset, outcome(pair, of), transform=beside, va="center", fontsize=8)
     axes.set_yticks(range(len(pairs)), list(pairs))
     axes.set_ylim(len(pairs) - 0.45, -0.55)
     axes.set_xlim(0, furthest * 1.03)
@@ -601,20 +594,6 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
         "bar: mean over seeds; dots: single seeds",
     )
     return figure
-
-
-def _outcome(pair: Pair, shares: Sequence[float]) -> str:
-    """What is written beside a bar."""
-    missed = sum(map(math.isinf, shares))
-    parts = []
-    if missed:
-        parts.append("not reached" + f" by {missed} of {len(shares)}" * (missed < len(shares)))
-    elif shares:
-        mean, deviation, _ = spread(shares)
-        parts.append(f"{mean:.2f}" + f" ± {deviation:.2f}" * math.isfinite(deviation))
-    if len(shares) < len(pair.plain):
-        parts.append(f"{len(pair.plain) - len(shares)} of {len(pair.plain)} did not learn without CProp")
-    return ", ".join(parts)
 
 
 # Files.

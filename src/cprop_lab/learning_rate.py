@@ -16,10 +16,12 @@ from typing import Final
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 
-__all__ = ["Selection", "candidates", "grid", "select"]
+__all__ = ["WINDOW", "Selection", "candidates", "final_loss", "grid", "select", "shortened"]
 
 ITERATIONS: Final = 5_000
 SEEDS: Final = (0, 1, 2)
+WINDOW: Final = 3
+"""Rows of a curve that are averaged before it is compared: single ones jump about."""
 STAGES: Final = 12
 """A search that has gone this many factors of three from its guess has lost its way."""
 
@@ -88,9 +90,14 @@ class Selection:
     runs: Sequence[Run]
 
 
-def final_loss(run: Run, rows: int = 3) -> float:
-    """A run's training loss at its end, over the last few rows: single ones jump about; infinite if it diverged."""
-    losses = run.column("train_loss")[-rows:]
+def shortened(specification: Specification, iterations: int) -> Specification:
+    """A run cut short to select a learning rate by, with the few rows that this takes."""
+    return specification.but(iterations=iterations, evaluate_every=max(1, iterations // 10))
+
+
+def final_loss(run: Run) -> float:
+    """A run's training loss at its end, over the last few rows; infinite if it diverged."""
+    losses = run.column("train_loss")[-WINDOW:]
     return math.inf if run.status == "diverged" else float(losses.mean())
 
 

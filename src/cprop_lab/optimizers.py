@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import cprop
+from cprop.moments import PREFIX
 from cprop_lab.schedule_free import ScheduleFreeCProp
 from cprop_lab.specification import Setting, Specification
 
@@ -24,8 +25,7 @@ __all__ = ["RECIPES", "Recipe", "build", "eager", "label", "parse", "resolve_set
 
 Build = Callable[..., Optimizer]
 
-# Settings of CProp itself stand beside those of the optimizer it scales, under this prefix.
-CPROP: Final = "cprop_"
+# Settings of CProp itself stand beside those of the optimizer it scales, as they do in the library's param groups.
 CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
     "cprop_beta": 0.999,
     "cprop_c": 1.0,
@@ -45,7 +45,6 @@ class Recipe:
         native: builds the native CProp optimizer that holds the same rule; without one, the wrapper is used.
         settings: defaults, written out: they are part of a run's identity.
         guess: where the search for the learning rate begins.
-        source: the package that it comes from.
         alone: whether CProp cannot be put around it: it keeps other weights for training than for evaluation, and
             CProp would scale the way between them.
     """
@@ -55,7 +54,6 @@ class Recipe:
     native: Build | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     guess: float = 1e-3
-    source: str = "torch"
     alone: bool = False
 
 
@@ -100,7 +98,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         _betas(_from("pytorch_optimizer", "AdaBound")),
         _betas(cprop.CPropAdaBound),
         {**ADAM, "final_lr": 0.1, "gamma": 1e-3},
-        source="pytorch_optimizer",
     ),
     "adamw": Recipe(
         "AdamW",
@@ -113,7 +110,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         _betas(_from("schedulefree", "AdamWScheduleFree")),
         settings={**ADAM, "weight_decay": 0.0, "warmup_steps": 0},
         guess=3e-3,
-        source="schedulefree",
         alone=True,
     ),
     "schedule-free-cprop": Recipe(
@@ -121,7 +117,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         _betas(ScheduleFreeCProp),
         settings={**ADAM, "c": 4.0},
         guess=3e-3,
-        source="cprop_lab",
         alone=True,
     ),
     # AdEMAMix without its slow average is AdamW (a test holds it to that), and the package applies caution to it.
@@ -131,27 +126,23 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             params, betas=(beta1, beta2, 0.9999), **settings
         ),
         settings={**ADAM, "weight_decay": 0.0},
-        source="pytorch_optimizer",
     ),
     "prodigy": Recipe(
         "Prodigy",
         _betas(_from("pytorch_optimizer", "Prodigy")),
         settings={**ADAM, "weight_decay": 0.0},
         guess=1.0,
-        source="pytorch_optimizer",
     ),
     "lion": Recipe(
         "Lion",
         _betas(_from("pytorch_optimizer", "Lion")),
         settings={"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
         guess=1e-4,
-        source="pytorch_optimizer",
     ),
     "adabelief": Recipe(
         "AdaBelief",
         _betas(_from("pytorch_optimizer", "AdaBelief")),
         settings={**ADAM, "eps": 1e-16, "weight_decay": 0.0},
-        source="pytorch_optimizer",
     ),
 }
 
@@ -235,16 +226,8 @@ def eager(specification: Specification) -> Specification:
     return specification.but(settings={**specification.settings, "fused": False})
 
 
-def build(
-    specification: Specification, params: Iterable[nn.Parameter], iterations: int | None = None
-) -> tuple[Optimizer, LRScheduler | None]:
-    """The optimizer of a run, and its scheduler if it has one.
-
-    Args:
-        specification: names it and its settings.
-        params: what it moves.
-        iterations: the horizon of a schedule; by default the run's length.
-    """
+def build(specification: Specification, params: Iterable[nn.Parameter]) -> tuple[Optimizer, LRScheduler | None]:
+    """The optimizer of a run, and its scheduler if it has one, whose horizon is the run's length."""
     name = parse(specification.optimizer)
     settings = resolve_settings(specification)
     of_cprop: dict[str, Any] = {key: settings.pop(key) for key in CPROP_DEFAULTS if key in settings}
@@ -255,6 +238,5 @@ def build(
         optimizer = recipe.native(params, lr=specification.lr, **settings, **of_cprop)
     else:
         inner = recipe.plain(params, lr=specification.lr, **settings)
-        optimizer = cprop.CProp(inner, **{key.removeprefix(CPROP): value for key, value in of_cprop.items()})
-    horizon = iterations or specification.iterations
-    return optimizer, CosineAnnealingLR(optimizer, horizon) if name.cosine else None
+        optimizer = cprop.CProp(inner, **{key.removeprefix(PREFIX): value for key, value in of_cprop.items()})
+    return optimizer, CosineAnnealingLR(optimizer, specification.iterations) if name.cosine else None

@@ -12,8 +12,9 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from cprop_lab import figures, targets
-from cprop_lab.figures import METRICS, WORDS, by_place, grouped, measured, metric, names, with_status
-from cprop_lab.results import Run, Store
+from cprop_lab.figures import WORDS, by_place, grouped, metric, names, with_status
+from cprop_lab.learning_rate import WINDOW
+from cprop_lab.results import METRICS, Run, Store, measured
 from cprop_lab.targets import Pair, smoothed, spread
 
 __all__ = ["draw", "write"]
@@ -60,12 +61,12 @@ summary { cursor: pointer; color: var(--link); font-size: .875rem; }
 
 READING: Final = (
     "Numbers are means over seeds ± one standard deviation. Losses and accuracies at the end are over the last "
-    f"{targets.WINDOW} evaluations of a run, since single ones jump about. Seconds are of training alone, without "
+    f"{WINDOW} evaluations of a run, since single ones jump about. Seconds are of training alone, without "
     "evaluations."
 )
 TARGETS: Final = (
     "How long CProp takes to the training loss at which the same optimizer ends without it, seed by seed; a ratio "
-    f"below 1 is time saved. Both curves are averaged over {targets.WINDOW} evaluations, so the optimizer without "
+    f"below 1 is time saved. Both curves are averaged over {WINDOW} evaluations, so the optimizer without "
     "CProp may get there before its last iteration."
 )
 SURVIVORS: Final = (

@@ -29,7 +29,7 @@ import cprop.files
 from cprop_lab import optimizers, workloads
 from cprop_lab.specification import NUMERICS, Specification, identity
 
-__all__ = ["BINS", "Run", "Status", "Store", "resolve"]
+__all__ = ["BINS", "METRICS", "Run", "Status", "Store", "identify", "measured", "resolve"]
 
 Status = Literal["finished", "diverged"]
 Row = dict[str, Any]
@@ -85,6 +85,15 @@ class Run:
     def histogram(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The scale's distribution over time: a row an evaluation, a column a bin."""
         return np.array([row or [np.nan] * BINS for row in self.curves["scale_histogram"].to_pylist()], dtype=float)
+
+
+METRICS: Final = ("accuracy", "perplexity")
+"""Of which a workload has at most one."""
+
+
+def measured(runs: Iterable[Run], column: str) -> bool:
+    """Whether any run has such a curve."""
+    return any(np.isfinite(run.column(column)).any() for run in runs)
 
 
 class Store:

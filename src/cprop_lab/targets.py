@@ -15,14 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cprop_lab import optimizers
-from cprop_lab.learning_rate import final_loss
+from cprop_lab.learning_rate import WINDOW, final_loss
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 
-__all__ = ["Pair", "Reached", "Spread", "by_seed", "pairs", "reached", "smoothed", "spread"]
-
-WINDOW: Final = 3
-"""Rows of a curve that are averaged before it is compared with a target: single ones jump about."""
+__all__ = ["Pair", "Reached", "Spread", "by_seed", "outcome", "pairs", "reached", "smoothed", "spread"]
 
 
 class Reached(NamedTuple):
@@ -101,7 +98,7 @@ class Pair:
     def learned(self) -> list[tuple[Run, Run, float]]:
         """The seeds that have a target: both runs, and the plain one's last training loss."""
         both = zip(self.plain, self.scaled, strict=True)
-        found = [(plain, scaled, final_loss(plain, WINDOW)) for plain, scaled in both]
+        found = [(plain, scaled, final_loss(plain)) for plain, scaled in both]
         return [
             (p, s, target) for p, s, target in found if p.status != "diverged" and when(p, target, "iterations") > 0
         ]
@@ -118,6 +115,21 @@ class Pair:
     def shares(self, of: str) -> list[float]:
         """The part of the plain run's iterations or seconds that CProp needs, by seed; infinite if it is not enough."""
         return [ours / theirs for theirs, ours in self.times(of)]
+
+
+def outcome(pair: Pair, of: str) -> str:
+    """What came of a pair, in a few words: the part that CProp needs, or who did not get there."""
+    shares = pair.shares(of)
+    missed = sum(map(math.isinf, shares))
+    parts = []
+    if missed:
+        parts.append("not reached" + f" by {missed} of {len(shares)}" * (missed < len(shares)))
+    elif shares:
+        mean, deviation, _ = spread(shares)
+        parts.append(f"{mean:.2f}" + f" ± {deviation:.2f}" * math.isfinite(deviation))
+    if len(shares) < len(pair.plain):
+        parts.append(f"{len(pair.plain) - len(shares)} of {len(pair.plain)} did not learn without CProp")
+    return ", ".join(parts)
 
 
 def when(run: Run, target: float, of: str) -> float:

@@ -174,7 +174,6 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """All that changes from step to step."""
         return {
-            "specification": self.specification.to_json(),
             "step": self.step,
             "seconds": self.seconds,
             "rows": deepcopy(self.rows),

@@ -7,7 +7,7 @@ import pytest
 from cprop_lab.compare import compare, verdict
 from cprop_lab.results import Store, identify
 from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, pairs, reached, smoothed, spread
+from cprop_lab.targets import Pair, outcome, pairs, reached, smoothed, spread
 
 PLAIN = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=400, evaluate_every=100)
 
@@ -58,6 +58,8 @@ def test_seeds_that_did_not_learn_are_left_out(make):
     assert Pair(plain, ours).shares("iterations") == [0.5]
     assert Pair(plain[:1], ours[:1]).shares("iterations") == []
     assert "nothing to compare with" in verdict("CProp(SGD)", Pair(plain[:1], ours[:1]))
+    assert outcome(Pair(plain[:1], ours[:1]), "iterations") == "1 of 1 did not learn without CProp"
+    assert outcome(Pair(plain, ours), "iterations") == "0.50, 2 of 3 did not learn without CProp"
 
 
 def test_pairs_are_found_by_what_they_have_in_common(make):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from cprop_lab import learning_rate, optimizers
@@ -11,6 +11,7 @@ from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset
 from cprop_lab.results import Run, identify
 from cprop_lab.specification import Setting, Specification
+from cprop_lab.targets import facet
 
 __all__ = ["EXPERIMENTS", "PRESETS", "Experiment", "Preset", "Variant"]
 
@@ -48,23 +49,23 @@ class Variant:
     def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
         """The run that this is at some length."""
         length = preset.lengths[self.workload]
-        iterations = length.selection if selecting else length.iterations
         settings = dict(self.settings)
         if optimizers.parse(self.optimizer).base == "adabound":
             # "AdaBound ... shares the final learning rate with SGD" (appendix E).
             settings.setdefault("final_lr", rates.rate(self.workload, "sgd", self.batch_size))
-        return Specification(
+        whole = Specification(
             workload=self.workload,
             optimizer=self.optimizer,
             lr=lr,
             seed=seed,
             batch_size=self.batch_size,
-            iterations=iterations,
+            iterations=length.iterations,
             settings=settings,
             options=self.options,
-            evaluate_every=max(1, iterations // (10 if selecting else length.evaluations)),
+            evaluate_every=max(1, length.iterations // length.evaluations),
             examples=length.examples,
         )
+        return learning_rate.shortened(whole, length.selection) if selecting else whole
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Experiment:
         if missing := wanted - {variant.base for variant in kept}:
             has = ", ".join(dict.fromkeys(variant.base for variant in self.variants))
             raise ValueError(f"{self.name} has no {', '.join(sorted(missing))}: it has {has}")
-        return Experiment(self.name, self.title, self.figure, self.claim, kept, self.kind, self.panels)
+        return replace(self, variants=kept)
 
     def run(self, preset: Preset, run: RunAll, select: bool | None = None) -> dict[str, Any]:
         """Run it, and say what it consists of.
@@ -131,7 +132,9 @@ class Experiment:
             "kind": self.kind,
             "panels": list(self.panels),
             "runs": [identify(one.specification) for one in runs],
-            "learning_rates": {f"{s.workload} {s.base}{describe(s)}": lr for s, lr in settings.items()},
+            "learning_rates": {
+                f"{s.workload} {s.base}{facet(s.specification(preset, lr))}": lr for s, lr in settings.items()
+            },
         }
 
     def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
@@ -153,12 +156,6 @@ class Experiment:
             range(preset.seeds),
         )
         return {s: found[str(i)] for i, s in enumerate(ordered)}
-
-
-def describe(variant: Variant) -> str:
-    """What sets a variant apart, beside its optimizer."""
-    parts = [f" {name} {value}" for name, value in variant.options.items()]
-    return ("" if variant.batch_size == 32 else f" batch size {variant.batch_size}") + "".join(parts)
 
 
 def _both(workload: str, *bases: str, **details: Any) -> list[Variant]:

@@ -53,8 +53,7 @@ class Preset:
         return cut or self.seeds < PAPER.seeds
 
 
-# The paper's text does not say how long its runs were (only its figures' axes did). These are lengths at which its
-# plain optimizers have come to rest.
+# The paper's text does not say how long its runs were (only its figures' axes did). These lengths are our choice.
 PAPER: Final = Preset(
     "paper",
     "the paper's programme: three seeds, its learning rates; for GPUs",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ENVIRONMENT", "Source", "images", "text"]
+__all__ = ["ENVIRONMENT", "Source", "images", "text", "vocabulary"]
 
 ENVIRONMENT: Final = "CPROP_LAB_DATA"
 """The environment variable that names a folder of data sets; without it, the public names are used."""
@@ -100,23 +100,26 @@ def write_aside(path: Path, array: np.ndarray) -> None:
 
 @cache
 def _sentences(source: Source, address: str, training: bool) -> list[str]:
+    split = "train" if training else source.test
     if Path(address).is_dir():
-        name = "train" if training else source.test
-        return (Path(address) / f"ptb.{name}.txt").read_text().splitlines()
+        return (Path(address) / f"ptb.{split}.txt").read_text().splitlines()
     from datasets import load_dataset
 
-    split = "train" if training else source.test
     return list(load_dataset(address, split=split, revision=source.revision)["sentence"])
 
 
 def text(source: Source, training: bool) -> tuple[Tensor, list[str]]:
     """A text as one long row of word numbers, and the training text's words; ``<eos>`` ends a sentence."""
-    address = source.address()
-    words = _vocabulary(source, address)
+    words = vocabulary(source)
     number = {word: i for i, word in enumerate(words)}
-    sentences = _sentences(source, address, training)
+    sentences = _sentences(source, source.address(), training)
     tokens = [number[word] for sentence in sentences for word in [*sentence.split(), "<eos>"]]
     return torch.tensor(tokens, dtype=torch.long), words
+
+
+def vocabulary(source: Source) -> list[str]:
+    """The training text's words, in alphabetical order."""
+    return _vocabulary(source, source.address())
 
 
 @cache

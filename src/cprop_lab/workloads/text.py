@@ -73,7 +73,7 @@ class PennTreebank(Task):
 
     def model(self) -> nn.Module:
         """A new AWD-LSTM, of the vocabulary's size."""
-        words = len(data.text(data.PENN_TREEBANK, False)[1])
+        words = len(data.vocabulary(data.PENN_TREEBANK))
         model = AWDLSTM(words, dropout=Dropouts() if self.dropout else Dropouts.none())
         model.reset(self.batch_size)
         return model
