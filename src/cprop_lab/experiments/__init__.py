@@ -60,6 +60,7 @@ class Variant:
             seed=seed,
             batch_size=self.batch_size,
             iterations=length.iterations,
+            precision=length.precision,
             settings=settings,
             options=self.options,
             evaluate_every=max(1, length.iterations // length.evaluations),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cprop_lab.learning_rate import ITERATIONS
+from cprop_lab.specification import Precision
 
 __all__ = ["PRESETS", "Length", "Preset"]
 
@@ -20,12 +21,14 @@ class Length:
         evaluations: rows of the curves.
         examples: looked at in an evaluation, of the training and of the test data; for a text, windows of 35 words.
         selection: steps of a run that serves to select a learning rate.
+        precision: of the network; optimizers always compute in float32.
     """
 
     iterations: int
     evaluations: int
     examples: int
     selection: int = ITERATIONS
+    precision: Precision = "float32"
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,12 @@ REDUCED: Final = Preset(
     lengths={
         "fmnist-fc": Length(20_000, 50, 10_000),
         "fmnist-cnn": Length(10_000, 40, 2_000),
-        "cifar100-vgg": Length(3_000, 20, 1_000, selection=300),
-        "cifar100-resnet": Length(2_000, 10, 500, selection=150),
-        "tiny-imagenet-vgg": Length(200, 5, 200, selection=30),
-        "tiny-imagenet-resnet": Length(200, 5, 200, selection=30),
-        "ptb-lstm": Length(2_000, 20, 40, selection=200),
-        "ptb-lstm-dropout": Length(2_000, 20, 40, selection=200),
+        "cifar100-vgg": Length(3_000, 20, 1_000, selection=300, precision="bfloat16"),
+        "cifar100-resnet": Length(2_000, 10, 500, selection=150, precision="bfloat16"),
+        "tiny-imagenet-vgg": Length(100, 5, 200, selection=20, precision="bfloat16"),
+        "tiny-imagenet-resnet": Length(100, 5, 200, selection=20, precision="bfloat16"),
+        "ptb-lstm": Length(1_500, 15, 40, selection=150, precision="bfloat16"),
+        "ptb-lstm-dropout": Length(1_500, 15, 40, selection=150, precision="bfloat16"),
     },
 )
 
