@@ -8,10 +8,10 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cprop_lab import optimizers
+from cprop_lab.groups import WORDS, Kin, by_place, by_step, grouped, kin, metric, names, over_seeds, place, with_status
 from cprop_lab.learning_rate import choose, final_loss
-from cprop_lab.results import BINS, METRICS, Run, Status, measured
+from cprop_lab.results import BINS, METRICS, Run, measured
 from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, Spread, by_seed, facet, outcome, spread
+from cprop_lab.targets import Pair, outcome, spread
 
 __all__ = ["curves", "histogram", "learning_rates", "save", "times_to_target", "to_svg"]
 
@@ -44,15 +44,6 @@ SHADES: Final = ("YlGnBu", "YlOrRd", "YlGn", "RdPu", "YlOrBr", "PuBu")
 MARKERS: Final = ("", "o", "s", "^")
 """By round, where there are more optimizers than colours."""
 
-WORDS: Final[Mapping[str, str]] = {
-    "step": "iterations",
-    "train_loss": "training loss",
-    "test_loss": "test loss",
-    "accuracy": "test accuracy",
-    "perplexity": "test perplexity",
-    "mean_scale": "mean scale",
-    "lr": "learning rate",
-}
 LOGARITHMIC: Final = ("train_loss", "test_loss", "perplexity", "lr")
 
 STYLE: Final[Mapping[str, Any]] = {
@@ -86,104 +77,6 @@ STYLE: Final[Mapping[str, Any]] = {
 _styled = partial(style.context, dict(STYLE), after_reset=True)
 
 
-# Which runs belong together, and what they are called.
-
-
-def place(specification: Specification) -> str:
-    """Where an optimizer was tried: the workload, and what else sets it apart from others of its experiment."""
-    return f"{specification.workload}{facet(specification)}"
-
-
-class Family(NamedTuple):
-    """What has one colour: an optimizer without CProp, and with it."""
-
-    base: str
-    cosine: bool
-    ema: bool
-    measure: str
-
-
-class Kin(NamedTuple):
-    """Those of a family with CProp, or those without."""
-
-    family: Family
-    cprop: bool
-
-
-def _kin(specification: Specification) -> Kin:
-    name = optimizers.parse(specification.optimizer)
-    measure = str(specification.settings.get("cprop_measure", "normal"))
-    return Kin(Family(name.base, name.cosine, name.ema, measure), name.cprop)
-
-
-def _c(specification: Specification) -> float:
-    return float(specification.settings.get("cprop_c", 1.0))
-
-
-def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
-    """Runs that differ in their seed alone, together.
-
-    Workloads and optimizers keep their order; an optimizer comes without CProp first, then with it, by rising c.
-    """
-    groups = by_seed(runs)
-    places = list(dict.fromkeys(map(place, groups)))
-    families = list(dict.fromkeys(_kin(group).family for group in groups))
-
-    def order(group: Specification) -> tuple[float, ...]:
-        kin = _kin(group)
-        return places.index(place(group)), families.index(kin.family), kin.cprop, _c(group), group.lr
-
-    return {group: groups[group] for group in sorted(groups, key=order)}
-
-
-def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Specification, str]:
-    """What figures call each group: the optimizer, and where that does not tell two apart, what else differs.
-
-    Args:
-        groups: all that are shown together.
-        but: what need not be told, since it stands elsewhere.
-    """
-    groups = list(groups)
-    with_other_c = {(place(group), _kin(group)) for group in groups if _c(group) != 1}
-    alike: dict[tuple[str, str], list[Specification]] = {}
-    for group in groups:
-        label = optimizers.label(group)
-        # Elsewhere c = 1 goes without saying; beside other values it would be missed.
-        if _c(group) == 1 and (place(group), _kin(group)) in with_other_c:
-            label += ", c = 1"
-        alike.setdefault((place(group), label), []).append(group)
-    named = {}
-    for (_, label), same in alike.items():
-        values = [_values(group) for group in same]
-        differing = [key for key in values[0] if key not in but and len({own.get(key) for own in values}) > 1]
-        for group, own in zip(same, values, strict=True):
-            named[group] = ", ".join([label, *(f"{WORDS.get(key, key)} {_text(own.get(key))}" for key in differing)])
-    return {group: named[group] for group in groups}
-
-
-def _values(specification: Specification) -> dict[str, Any]:
-    """Everything that decides a run, in one level."""
-    values = specification.to_dict()
-    return {**values.pop("options"), **values.pop("settings"), **values}
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def by_place(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
-    """Groups of the same workload, options and batch size, together."""
-    groups = list(groups)
-    several = len({group.batch_size for group in groups}) > 1
-    places: dict[str, list[Specification]] = {}
-    for group in groups:
-        where, size = place(group), f"batch size {group.batch_size}"
-        if several and size not in where:  # the usual one goes without saying, unless others stand beside it
-            where = f"{where[:-1]}, {size})" if facet(group) else f"{where} ({size})"
-        places.setdefault(where, []).append(group)
-    return places
-
-
 def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
     """How each line is drawn, by its name: with CProp solid, without dashed, both in one colour.
 
@@ -192,56 +85,21 @@ def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
     """
     kins: dict[Kin, dict[str, None]] = {}  # names as a set that keeps its order
     for group, name in named.items():
-        kins.setdefault(_kin(group), {})[name] = None
-    families = list(dict.fromkeys(kin.family for kin in kins))
+        kins.setdefault(kin(group), {})[name] = None
+    families = list(dict.fromkeys(family for family, _ in kins))
     found: dict[str, Look] = {}
-    for kin, members in kins.items():
-        turn, hue = divmod(families.index(kin.family), len(COLOURS))
+    for (family, with_cprop), members in kins.items():
+        turn, hue = divmod(families.index(family), len(COLOURS))
         shades = mpl.colormaps[SHADES[hue]](np.linspace(0.4, 1.0, len(members)))
         for name, shade in zip(members, shades, strict=True):
             found[name] = {
                 "color": COLOURS[hue] if len(members) == 1 else colors.to_hex(shade),
-                "linestyle": "-" if kin.cprop else (0, (4, 1.5)),
+                "linestyle": "-" if with_cprop else (0, (4, 1.5)),
                 "marker": MARKERS[turn % len(MARKERS)],
                 "markersize": 4,
                 "markevery": 0.12,
             }
     return found
-
-
-# Numbers over seeds.
-
-
-def by_step(runs: Iterable[Run], values: Callable[[Run], np.ndarray]) -> dict[int, list[Any]]:
-    """By iteration, what those runs have that got there."""
-    found: dict[int, list[Any]] = {}
-    for run in runs:
-        for step, value in zip(run.column("step"), values(run), strict=True):
-            if np.isfinite(value).all():
-                found.setdefault(int(step), []).append(value)
-    return dict(sorted(found.items()))
-
-
-def before_divergence(run: Run, column: str) -> np.ndarray:
-    """A curve, without the value at which its run was given up: that one says nothing about the others' mean."""
-    values = run.column(column)
-    return np.append(values[:-1], np.nan) if run.status == "diverged" else values
-
-
-def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
-    """By iteration, a curve's mean and spread over seeds."""
-    values = by_step(runs, lambda run: before_divergence(run, column))
-    return {step: spread(those) for step, those in values.items()}
-
-
-def metric(runs: Sequence[Run]) -> str:
-    """Which of accuracy and perplexity these runs have."""
-    return next((column for column in METRICS if measured(runs, column)), METRICS[0])
-
-
-def with_status(runs: Iterable[Run], status: Status) -> list[Run]:
-    """Those that ended so."""
-    return [run for run in runs if run.status == status]
 
 
 # What all figures share.
@@ -368,7 +226,7 @@ def curves(
         diverged = len(with_status(own, "diverged"))
         handles.append(Line2D([], [], label=name + f" (diverged: {diverged} of {len(own)})" * bool(diverged), **look))
     crosses = "; cross: a run diverged" * bool(with_status(runs, "diverged"))
-    families = {named[group]: _kin(group).family for group in groups}
+    families = {named[group]: kin(group).family for group in groups}
     begun_later = [
         WORDS[column] for column in METRICS if measured(runs, column) and not set(columns).isdisjoint(METRICS)
     ]

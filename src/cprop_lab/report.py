@@ -12,7 +12,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from cprop_lab import figures, targets
-from cprop_lab.figures import WORDS, by_place, grouped, metric, names, with_status
+from cprop_lab.groups import WORDS, by_place, grouped, metric, names, with_status
 from cprop_lab.learning_rate import WINDOW
 from cprop_lab.results import METRICS, Run, Store, measured
 from cprop_lab.targets import Pair, smoothed, spread

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from cprop_lab import learning_rate, optimizers
+from cprop.moments import PREFIX
+from cprop_lab import learning_rate, optimizers, scoreboard
 from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset
 from cprop_lab.results import Run, identify
@@ -15,7 +16,7 @@ from cprop_lab.targets import facet
 
 __all__ = ["EXPERIMENTS", "PRESETS", "Experiment", "Preset", "Variant"]
 
-Kind = Literal["curves", "histogram", "learning-rates"]
+Kind = Literal["curves", "histogram", "learning-rates", "scoreboard"]
 RunAll = Callable[[list[Specification]], list[Run]]
 
 
@@ -35,12 +36,16 @@ class Variant:
 
     @property
     def base(self) -> str:
-        """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3)."""
-        return str(optimizers.parse(self.optimizer)._replace(cprop=False))
+        """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3).
+
+        Nor are averaged weights, which no step depends on.
+        """
+        return str(optimizers.parse(self.optimizer)._replace(cprop=False, ema=False))
 
     def setting(self) -> Variant:
         """What a learning rate is selected for: the same whatever CProp does with it."""
-        return Variant(self.workload, self.base, self.batch_size, {}, self.options)
+        settings = {name: value for name, value in self.settings.items() if not name.startswith(PREFIX)}
+        return Variant(self.workload, self.base, self.batch_size, settings, self.options)
 
     def guess(self) -> float:
         """The paper's learning rate, or where to begin to look for one."""
@@ -67,6 +72,10 @@ class Variant:
             examples=length.examples,
         )
         return learning_rate.shortened(whole, length.selection) if selecting else whole
+
+    def timing(self, preset: Preset, lr: float) -> Specification:
+        """A short run that tells the seconds of a step."""
+        return scoreboard.timing(self.specification(preset, lr), preset.lengths[self.workload].selection // 5)
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,9 @@ class Experiment:
             runs = [one for selection in selections.values() for one in selection.runs]
         else:
             runs = run(self.specifications(preset, settings))
+        timings: list[Run] = []
+        if self.kind == "scoreboard":
+            timings = run([v.timing(preset, settings[v.setting()]) for v in self.variants])
         return {
             "experiment": self.name,
             "title": self.title,
@@ -133,6 +145,7 @@ class Experiment:
             "kind": self.kind,
             "panels": list(self.panels),
             "runs": [identify(one.specification) for one in runs],
+            "timings": [identify(one.specification) for one in timings],
             "learning_rates": {
                 f"{s.workload} {s.base}{facet(s.specification(preset, lr))}": lr for s, lr in settings.items()
             },
@@ -316,4 +329,20 @@ _SELECTIONS: Final = tuple(
     for figure, (workload, chosen) in zip((15, 16, 17, 18, 19, 20, 21, 21), rates.PAPER.items(), strict=True)
 )
 
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {e.name: e for e in (*_FIGURES, *_SELECTIONS)}
+_SCOREBOARDS: Final = tuple(
+    Experiment(
+        f"scoreboard-{workload}",
+        f"Scoreboard: {title}",
+        "beyond the paper",
+        "No claim of the paper: CProp among the optimizers of today, under rules written down before the runs.",
+        [Variant(workload, row, settings=scoreboard.settings(row)) for row in scoreboard.ROWS],
+        kind="scoreboard",
+    )
+    for workload, title in (
+        ("fmnist-fc", "Fashion-MNIST, fully-connected network"),
+        ("fmnist-cnn", "Fashion-MNIST, convolutional network"),
+        ("ptb-lstm", "Penn Treebank, AWD-LSTM without dropout"),
+    )
+)
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {e.name: e for e in (*_FIGURES, *_SELECTIONS, *_SCOREBOARDS)}

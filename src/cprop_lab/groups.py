@@ -1,0 +1,170 @@
+"""Which runs belong together, what they are called, and their numbers over seeds: what figures and pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cprop_lab import optimizers
+from cprop_lab.results import METRICS, Run, Status, measured
+from cprop_lab.specification import Specification
+from cprop_lab.targets import Spread, by_seed, facet, spread
+
+__all__ = [
+    "WORDS",
+    "Family",
+    "Kin",
+    "before_divergence",
+    "by_place",
+    "by_step",
+    "grouped",
+    "kin",
+    "metric",
+    "names",
+    "over_seeds",
+    "place",
+    "with_status",
+]
+
+WORDS: Final[Mapping[str, str]] = {
+    "step": "iterations",
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+    "accuracy": "test accuracy",
+    "perplexity": "test perplexity",
+    "mean_scale": "mean scale",
+    "lr": "learning rate",
+}
+
+
+def place(specification: Specification) -> str:
+    """Where an optimizer was tried: the workload, and what else sets it apart from others of its experiment."""
+    return f"{specification.workload}{facet(specification)}"
+
+
+class Family(NamedTuple):
+    """What has one colour: an optimizer without CProp, and with it."""
+
+    base: str
+    cosine: bool
+    ema: bool
+    measure: str
+
+
+class Kin(NamedTuple):
+    """Those of a family with CProp, or those without."""
+
+    family: Family
+    cprop: bool
+
+
+def kin(specification: Specification) -> Kin:
+    """Whom a run belongs to."""
+    name = optimizers.parse(specification.optimizer)
+    measure = str(specification.settings.get("cprop_measure", "normal"))
+    return Kin(Family(name.base, name.cosine, name.ema, measure), name.cprop)
+
+
+def _c(specification: Specification) -> float:
+    return float(specification.settings.get("cprop_c", 1.0))
+
+
+def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
+    """Runs that differ in their seed alone, together.
+
+    Workloads and optimizers keep their order; an optimizer comes without CProp first, then with it, by rising c.
+    """
+    groups = by_seed(runs)
+    places = list(dict.fromkeys(map(place, groups)))
+    families = list(dict.fromkeys(kin(group).family for group in groups))
+
+    def order(group: Specification) -> tuple[float, ...]:
+        own = kin(group)
+        return places.index(place(group)), families.index(own.family), own.cprop, _c(group), group.lr
+
+    return {group: groups[group] for group in sorted(groups, key=order)}
+
+
+def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Specification, str]:
+    """What figures call each group: the optimizer, and where that does not tell two apart, what else differs.
+
+    Args:
+        groups: all that are shown together.
+        but: what need not be told, since it stands elsewhere.
+    """
+    groups = list(groups)
+    with_other_c = {(place(group), kin(group)) for group in groups if _c(group) != 1}
+    alike: dict[tuple[str, str], list[Specification]] = {}
+    for group in groups:
+        label = optimizers.label(group)
+        # Elsewhere c = 1 goes without saying; beside other values it would be missed.
+        if _c(group) == 1 and (place(group), kin(group)) in with_other_c:
+            label += ", c = 1"
+        alike.setdefault((place(group), label), []).append(group)
+    named = {}
+    for (_, label), same in alike.items():
+        values = [_values(group) for group in same]
+        differing = [key for key in values[0] if key not in but and len({own.get(key) for own in values}) > 1]
+        for group, own in zip(same, values, strict=True):
+            named[group] = ", ".join([label, *(f"{WORDS.get(key, key)} {_text(own.get(key))}" for key in differing)])
+    return {group: named[group] for group in groups}
+
+
+def _values(specification: Specification) -> dict[str, Any]:
+    """Everything that decides a run, in one level."""
+    values = specification.to_dict()
+    return {**values.pop("options"), **values.pop("settings"), **values}
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def by_place(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
+    """Groups of the same workload, options and batch size, together."""
+    groups = list(groups)
+    several = len({group.batch_size for group in groups}) > 1
+    places: dict[str, list[Specification]] = {}
+    for group in groups:
+        where, size = place(group), f"batch size {group.batch_size}"
+        if several and size not in where:  # the usual one goes without saying, unless others stand beside it
+            where = f"{where[:-1]}, {size})" if facet(group) else f"{where} ({size})"
+        places.setdefault(where, []).append(group)
+    return places
+
+
+# Numbers over seeds.
+
+
+def by_step(runs: Iterable[Run], values: Callable[[Run], np.ndarray]) -> dict[int, list[Any]]:
+    """By iteration, what those runs have that got there."""
+    found: dict[int, list[Any]] = {}
+    for run in runs:
+        for step, value in zip(run.column("step"), values(run), strict=True):
+            if np.isfinite(value).all():
+                found.setdefault(int(step), []).append(value)
+    return dict(sorted(found.items()))
+
+
+def before_divergence(run: Run, column: str) -> np.ndarray:
+    """A curve, without the value at which its run was given up: that one says nothing about the others' mean."""
+    values = run.column(column)
+    return np.append(values[:-1], np.nan) if run.status == "diverged" else values
+
+
+def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
+    """By iteration, a curve's mean and spread over seeds."""
+    values = by_step(runs, lambda run: before_divergence(run, column))
+    return {step: spread(those) for step, those in values.items()}
+
+
+def metric(runs: Sequence[Run]) -> str:
+    """Which of accuracy and perplexity these runs have."""
+    return next((column for column in METRICS if measured(runs, column)), METRICS[0])
+
+
+def with_status(runs: Iterable[Run], status: Status) -> list[Run]:
+    """Those that ended so."""
+    return [run for run in runs if run.status == status]
