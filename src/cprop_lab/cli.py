@@ -194,21 +194,27 @@ def run(
 
 
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
-    """Draw an experiment's figures, and print its table of times to target."""
-    from cprop_lab import figures
-    from cprop_lab.report import draw
+    """Draw an experiment's figures, and print its table: times to target, or scores."""
+    from cprop_lab import figures, scoreboard
+    from cprop_lab.report import draw, scores
     from cprop_lab.targets import pairs
 
     about = store.experiments()[name]
     runs = store.runs(about["runs"])
     target = folder or store.local("figures") or Path("figures")
     target.mkdir(parents=True, exist_ok=True)
-    for suffix, figure in draw(about, runs).items():
+    timings = store.runs(about.get("timings", ()))
+    for suffix, figure in draw(about, runs, timings).items():
         path = target / f"{name}{suffix}.png"
         figures.save(figure, path)
         console.print(f"Drawn: {path}", highlight=False, soft_wrap=True)
-    found = pairs(runs)
-    if found:
+    if entries := scores(about, runs, timings):
+        heads, rows = scoreboard.table(entries)
+        table = Table(*heads, box=None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    elif found := pairs(runs):
         _print_targets(found)
 
 

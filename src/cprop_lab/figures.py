@@ -25,10 +25,11 @@ from matplotlib.patches import Patch
 from cprop_lab.groups import WORDS, Kin, by_place, by_step, grouped, kin, metric, names, over_seeds, place, with_status
 from cprop_lab.learning_rate import choose, final_loss
 from cprop_lab.results import BINS, METRICS, Run, measured
+from cprop_lab.scoreboard import TARGETS, Entry
 from cprop_lab.specification import Specification
 from cprop_lab.targets import Pair, outcome, spread
 
-__all__ = ["curves", "histogram", "learning_rates", "save", "times_to_target", "to_svg"]
+__all__ = ["curves", "histogram", "learning_rates", "save", "scoreboard", "times_to_target", "to_svg"]
 
 Look = dict[str, Any]
 """How a line is drawn, as matplotlib's arguments."""
@@ -405,6 +406,9 @@ def _search(axes: Axes, by_lr: Mapping[float, Sequence[Run]], look: Look, ends: 
 
 # Times to a target.
 
+BARS: Final = {"iterations": (-0.2, COLOURS[0]), "seconds": (0.2, COLOURS[4])}
+"""Where in its row each bar stands, and its colour."""
+
 
 @_styled()
 def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
@@ -425,10 +429,9 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     axes = figure.subplots()
     axes.grid(False, axis="y")
     axes.axvline(1, color="black", linewidth=1)
-    bars = {"iterations": (-0.2, COLOURS[0]), "seconds": (0.2, COLOURS[4])}
     furthest = 1.0
     for row, pair in enumerate(pairs.values()):
-        for of, (offset, colour) in bars.items():
+        for of, (offset, colour) in BARS.items():
             shares = pair.shares(of)
             got_there = [share for share in shares if math.isfinite(share)]
             furthest = max([furthest, *got_there])
@@ -445,12 +448,69 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("part of what the optimizer without CProp takes to its last training loss")
     _entitle(figure, title)
-    handles: list[Line2D | Patch] = [Patch(color=colour, alpha=0.55, label=of) for of, (_, colour) in bars.items()]
+    handles: list[Line2D | Patch] = [Patch(color=colour, alpha=0.55, label=of) for of, (_, colour) in BARS.items()]
     _legend(
         figure,
         [*handles, Line2D([], [], color="black", linewidth=1, label="as long as without CProp")],
         "bar: mean over seeds; dots: single seeds",
     )
+    return figure
+
+
+# The scoreboard.
+
+
+@_styled()
+def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
+    """Every optimizer's iterations and seconds to the targets, and beside them how it generalises.
+
+    A bar is the median over seeds, a point one seed. CProp's rows stand out by bold names.
+
+    Args:
+        entries: in the order to be shown, as :func:`cprop_lab.scoreboard.score` gives them.
+        title: above all.
+    """
+    figure = Figure(figsize=(WIDTH, 0.32 * len(entries) + 0.9))
+    *panels, beside = figure.subplots(1, len(TARGETS) + 1, sharey=True)
+    for number, (axes, target) in enumerate(zip(panels, TARGETS, strict=True)):
+        axes.axvline(1, color="black", linewidth=1)
+        furthest = 1.0
+        for row, entry in enumerate(entries):
+            for of, (offset, colour) in BARS.items():
+                times = entry.cost if of == "seconds" else 1.0
+                parts = [part * times for part in entry.iterations[number] if math.isfinite(part * times)]
+                furthest = max([furthest, *parts])
+                middle = entry.part(number, of)
+                if math.isfinite(middle):
+                    axes.barh(row + offset, middle, 0.36, color=colour, alpha=0.55, linewidth=0)
+                dots: Look = {"color": colour, "markerfacecolor": "white", "markersize": 3}
+                axes.plot(parts, [row + offset] * len(parts), "o", **dots)
+            if math.isinf(entry.part(number)):
+                reached = sum(map(math.isfinite, entry.iterations[number]))
+                words = "not reached" + f" (by {reached} of {len(entry.runs)} seeds)" * bool(reached)
+                axes.text(0.02, row, words, va="center", fontsize=8, color="0.3")
+        axes.set_xlim(0, furthest * 1.05)
+        axes.set_title("\n".join(textwrap.wrap(target.title, 26)))
+        axes.set_xlabel("part of Adam's whole run")
+        _ticks(axes.xaxis, 5, _plain)
+    column = entries[0].metric
+    for row, entry in enumerate(entries):
+        ends = entry.end(column)
+        beside.plot(ends, [row] * len(ends), "o", color=COLOURS[2], markerfacecolor="white", markersize=3)
+        if ends:
+            beside.plot(spread(ends).mean, row, "|", color=COLOURS[2], markersize=9, markeredgewidth=2)
+    beside.set_title(f"{WORDS[column]}\nat the end")
+    _ticks(beside.xaxis, 4, _percent if column == "accuracy" else _plain)
+    for axes in (*panels, beside):
+        axes.grid(False, axis="y")
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(entries)), [entry.name for entry in entries])
+    panels[0].set_ylim(len(entries) - 0.45, -0.55)
+    for label, entry in zip(panels[0].get_yticklabels(), entries, strict=True):
+        label.set_fontweight("bold" if "CProp" in entry.name else "normal")
+    _entitle(figure, title)
+    handles: list[Line2D | Patch] = [Patch(color=colour, alpha=0.55, label=of) for of, (_, colour) in BARS.items()]
+    _legend(figure, handles, "bar: median over seeds; dots: single seeds; shorter is better; bold: with CProp")
     return figure
 
 

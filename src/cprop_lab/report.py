@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from cprop_lab import figures, targets
+from cprop_lab import figures, scoreboard, targets
 from cprop_lab.groups import WORDS, by_place, grouped, metric, names, with_status
 from cprop_lab.learning_rate import WINDOW
 from cprop_lab.results import METRICS, Run, Store, measured
-from cprop_lab.targets import Pair, smoothed, spread
+from cprop_lab.scoreboard import Entry
+from cprop_lab.targets import NOTHING, Pair, shown, smoothed
 
-__all__ = ["draw", "write"]
+__all__ = ["draw", "scores", "write"]
 
 Manifest = Mapping[str, Any]
-NOTHING: Final = "-"
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c1e21; --soft: #5b6270; --line: #d9dce1; --paper: #fff; --shade: #f4f5f7;
@@ -81,9 +81,9 @@ def write(store: Store, path: Path) -> None:
         store: where the experiments are.
         path: of the page.
     """
-    experiments = {name: (about, store.runs(about["runs"])) for name, about in store.experiments().items()}
-    contents = [_entry(name, about, runs) for name, (about, runs) in experiments.items()]
-    sections = [_section(name, about, runs) for name, (about, runs) in experiments.items()]
+    experiments = [(name, about, store.runs(about["runs"])) for name, about in store.experiments().items()]
+    contents = [_entry(*one) for one in experiments]
+    sections = [_section(*one, store.runs(one[1].get("timings", ()))) for one in experiments]
     page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -105,12 +105,13 @@ def write(store: Store, path: Path) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def draw(about: Manifest, runs: Sequence[Run], titled: bool = True) -> dict[str, Figure]:
+def draw(about: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True) -> dict[str, Figure]:
     """An experiment's figures, by what is put behind its name in a file's.
 
     Args:
         about: the experiment, as it is kept in a store.
         runs: its finished runs; some may be missing, and without any there is nothing to draw.
+        timings: of a scoreboard, its short runs.
         titled: whether a figure says what it shows, for where it stands alone.
     """
     title = (about["title"] + f" ({about['preset']}: shorter than the paper's)" * bool(about["reduced"])) * titled
@@ -119,11 +120,19 @@ def draw(about: Manifest, runs: Sequence[Run], titled: bool = True) -> dict[str,
         found[""] = figures.learning_rates(runs, title)
     if about["kind"] == "histogram" and measured(runs, "mean_scale"):
         found[""] = figures.histogram(runs, title)
-    if about["kind"] == "curves" and runs:
+    if about["kind"] in ("curves", "scoreboard") and runs:
         found[""] = figures.curves(runs, about["panels"], title)
-    if pairs := targets.pairs(runs):
+    if entries := scores(about, runs, timings):
+        found["-scores"] = figures.scoreboard(entries, title)
+    elif pairs := targets.pairs(runs):
         found["-times"] = figures.times_to_target(pairs, title)
     return found
+
+
+def scores(about: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
+    """A scoreboard's rows; none while its runs are not complete, or for anything else."""
+    complete = len(runs) == len(about["runs"]) > 0
+    return scoreboard.score(runs, timings) if about["kind"] == "scoreboard" and complete else []
 
 
 # Parts of the page.
@@ -141,16 +150,18 @@ def _unfinished(about: Manifest, runs: Sequence[Run]) -> list[str]:
     return [name for name in about["runs"] if name not in present]
 
 
-def _section(name: str, about: Manifest, runs: Sequence[Run]) -> str:
+def _section(name: str, about: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> str:
     drawn = [
         _inline(figure, f"{_anchor(name)}{suffix}", about["title"])
-        for suffix, figure in draw(about, runs, titled=False).items()
+        for suffix, figure in draw(about, runs, timings, titled=False).items()
     ]
+    entries = scores(about, runs, timings)
+    to_target = _scores(entries) if entries else _targets(targets.pairs(runs))
     return f"""
 <section id="{_anchor(name)}">
 <h2>{escape(about["title"])} {_reduced(about)}</h2>
 <blockquote><p>{escape(about["claim"])}</p><p class="soft">The paper, {escape(about["figure"])}</p></blockquote>
-{_missing(about, runs)}{"".join(drawn)}{_targets(targets.pairs(runs))}{_ends(runs)}{_provenance(about, runs)}
+{_missing(about, runs)}{"".join(drawn)}{to_target}{_ends(runs)}{_provenance(about, runs)}
 </section>
 """
 
@@ -185,6 +196,11 @@ def _inline(figure: Figure, name: str, title: str) -> str:
     return f'<figure role="img" tabindex="0" aria-label="Figure: {escape(title)}">{svg}</figure>\n'
 
 
+def _scores(entries: Sequence[Entry]) -> str:
+    """The scoreboard's table."""
+    return f"<h3>Scores</h3>\n{_table(*scoreboard.table(entries))}"
+
+
 def _targets(pairs: Mapping[str, Pair]) -> str:
     """The table of iterations and seconds to target."""
     if not pairs:
@@ -204,33 +220,15 @@ def _to_target(pair: Pair) -> list[str]:
     shares = pair.shares("iterations")
     if not shares:
         return ["did not learn without CProp", *[NOTHING] * 7]
-    cells = [_spread(pair.targets)]
+    cells = [shown(pair.targets)]
     for of in ("iterations", "seconds"):
         times = pair.times(of)
-        cells.append(_spread([without for without, _ in times]))
-        cells += [_spread(values, nothing="not reached") for values in ([ours for _, ours in times], pair.shares(of))]
+        cells.append(shown([without for without, _ in times]))
+        cells += [shown(values, nothing="not reached") for values in ([ours for _, ours in times], pair.shares(of))]
     others = len(pair.plain) - len(shares)
     reached = sum(map(math.isfinite, shares))
     cells.append(f"{reached} of {len(shares)}" + f" ({others} did not learn without CProp)" * bool(others))
     return cells
-
-
-def _spread(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> str:
-    """Mean and one standard deviation of what is finite, to the digits that the deviation leaves."""
-    values = [value for value in values if math.isfinite(value)]
-    if not values:
-        return nothing
-    mean, deviation, _ = spread(values)
-    if not deviation > 0:  # one seed, or all seeds alike
-        text = f"{mean:,.{_decimals(mean, 4)}f}"
-        return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
-    decimals = min(_decimals(deviation, 2), _decimals(mean, 6))
-    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}{unit}"
-
-
-def _decimals(value: float, digits: int) -> int:
-    """How many decimals show so many digits of a value."""
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
 
 
 def _ends(runs: Sequence[Run]) -> str:
@@ -260,14 +258,14 @@ def _end(runs: Sequence[Run], with_metric: bool) -> list[str]:
 
     def end(column: str, nothing: str = NOTHING) -> str:
         times, unit = (100, " %") if column == "accuracy" else (1, "")
-        return _spread([times * float(smoothed(run, column)[-1]) for run in finished], unit, nothing)
+        return shown([times * float(smoothed(run, column)[-1]) for run in finished], unit, nothing)
 
     return [
         f"{len(runs)}" + f" ({diverged} diverged)" * bool(diverged),
         end("train_loss", nothing="diverged"),
         end("test_loss"),
         *[end(metric(runs))] * with_metric,
-        _spread([1000 * run.column("seconds")[-1] / run.column("step")[-1] for run in runs if run.column("step")[-1]]),
+        shown([1000 * run.column("seconds")[-1] / run.column("step")[-1] for run in runs if run.column("step")[-1]]),
     ]
 
 

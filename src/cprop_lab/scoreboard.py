@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 
 from cprop_lab import optimizers
-from cprop_lab.groups import metric, names
+from cprop_lab.groups import WORDS, metric, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.results import Run, measured
 from cprop_lab.specification import Specification
-from cprop_lab.targets import by_seed, smoothed, when
+from cprop_lab.targets import NOTHING, by_seed, shown, smoothed, when
 
-__all__ = ["ROWS", "TARGETS", "Entry", "Target", "score", "seconds_a_step", "settings", "timing"]
+__all__ = ["ROWS", "TARGETS", "Entry", "Target", "score", "seconds_a_step", "settings", "table", "timing"]
 
 ROWS: Final = (
     *("sgd", "cprop-sgd", "adam", "cprop-adam", "adam+ema", "cprop-adam+ema"),
@@ -117,6 +117,37 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
         return (*(entry.part(target) for target in range(len(TARGETS))), *entry.end()[:1])
 
     return sorted(entries, key=order)
+
+
+def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows of a table, as text."""
+    column = entries[0].metric
+    heads = ["optimizer", "learning rate"]
+    for target in TARGETS:
+        heads += [f"iterations {target.title}", "seconds"]
+    heads += ["training loss at the end", f"{WORDS[column]} at the end", "time of a step against Adam's"]
+    return heads, [
+        [*_cells(entry), _ends(entry, "train_loss"), _ends(entry, column), f"{entry.cost:.2f}"] for entry in entries
+    ]
+
+
+def _cells(entry: Entry) -> list[str]:
+    cells = [entry.name, f"{entry.specification.lr:g}"]
+    for number, parts in enumerate(entry.iterations):
+        reached = sum(map(math.isfinite, parts))
+        some = f" ({reached} of {len(parts)} seeds)" * (0 < reached < len(parts))
+        for of in ("iterations", "seconds"):
+            part = entry.part(number, of)
+            cells.append(
+                (f"{part:.2f}" if math.isfinite(part) else "not reached" if of == "iterations" else NOTHING)
+                + some * (of == "iterations")
+            )
+    return cells
+
+
+def _ends(entry: Entry, column: str) -> str:
+    times, unit = (100, " %") if column == "accuracy" else (1, "")
+    return shown([times * value for value in entry.end(column)], unit, nothing="diverged")
 
 
 def _losses(groups: dict[Specification, list[Run]], target: Target) -> dict[int, float]:

@@ -19,7 +19,7 @@ from cprop_lab.learning_rate import WINDOW, final_loss
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 
-__all__ = ["Pair", "Reached", "Spread", "by_seed", "outcome", "pairs", "reached", "smoothed", "spread"]
+__all__ = ["Pair", "Reached", "Spread", "by_seed", "outcome", "pairs", "reached", "shown", "smoothed", "spread"]
 
 
 class Reached(NamedTuple):
@@ -40,6 +40,9 @@ class Spread(NamedTuple):
         return f"{self.mean:.4g}" + (f" ± {self.deviation:.2g}" if math.isfinite(self.deviation) else "")
 
 
+NOTHING: Final = "-"
+"""In tables, where there is no number."""
+
 # Student's t at 97.5 %, by degrees of freedom; beyond these the normal distribution's is near enough.
 _T: Final = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -58,6 +61,24 @@ def spread(values: Sequence[float]) -> Spread:
     deviation = stdev(values)
     t = _T[len(values) - 1] if len(values) <= len(_T) else 1.96
     return Spread(fmean(values), deviation, t * deviation / math.sqrt(len(values)))
+
+
+def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> str:
+    """Mean and one standard deviation of what is finite, to the digits that the deviation leaves."""
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return nothing
+    mean, deviation, _ = spread(values)
+    if not deviation > 0:  # one seed, or all seeds alike
+        text = f"{mean:,.{_decimals(mean, 4)}f}"
+        return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
+    decimals = min(_decimals(deviation, 2), _decimals(mean, 6))
+    return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}{unit}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """How many decimals show so many digits of a value."""
+    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
 
 
 def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:

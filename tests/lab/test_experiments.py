@@ -19,7 +19,9 @@ NAMES = [
 
 
 def test_all_are_there():
-    assert list(EXPERIMENTS) == [*NAMES, *(f"lr-selection-{workload}" for workload in workloads.WORKLOADS)]
+    selections = [f"lr-selection-{workload}" for workload in workloads.WORKLOADS]
+    scoreboards = ["scoreboard-fmnist-fc", "scoreboard-fmnist-cnn", "scoreboard-ptb-lstm"]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *scoreboards]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
