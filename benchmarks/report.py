@@ -1,7 +1,9 @@
 """Write what was measured into the documentation: ``python -m benchmarks.report``.
 
-A page holds its tables between two markers, ``<!-- measured: NAME -->`` and ``<!-- end -->``. They are
-made here from ``benchmarks/results``, and nowhere else; a test fails if a page says anything different.
+A page holds its tables between two markers, ``<!-- measured: NAME -->`` and ``<!-- end -->``, and the numbers of its
+sentences between ``<!-- fact: EXPERIMENT; OPTIMIZER; WHAT -->`` and ``<!-- end -->``. They are made here, from
+``benchmarks/results`` and from the runs in ``evidence``, and nowhere else; a test fails if a page says anything
+different.
 """
 
 from __future__ import annotations
@@ -9,28 +11,26 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cost_model
+from benchmarks import cost_model, evidence
+from benchmarks.evidence import table
 from cprop_lab.cost import Cost
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("step", "scale", "lab", "cluster")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("step", "scale", "lab", "cluster")),
+    *(ROOT / "docs" / "results" / f"{name}.md" for name in ("index", "scoreboard", "when-to-use")),
+)
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 
 
 def results(name: str) -> Any:
     """A committed measurement."""
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-
-
-def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
-    lines = [list(headings)]
-    lines += [["---"] * len(lines[0]), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def ratios() -> dict[str, dict[str, float]]:
@@ -206,12 +206,18 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def filled(page: str) -> str:
-    """A page with all its measured sections made anew."""
+    """A page with all its measured sections and facts made anew."""
 
     def section(match: re.Match[str]) -> str:
-        return f"<!-- measured: {match[1]} -->\n{SECTIONS[match[1]]()}\n<!-- end -->"
+        kind, _, name = match[1].partition("evidence ")
+        made = SECTIONS[kind]() if kind else evidence.section(name)
+        return f"<!-- measured: {match[1]} -->\n{made}\n<!-- end -->"
 
-    return re.sub(r"<!-- measured: ([\w ]+) -->\n.*?<!-- end -->", section, page, flags=re.DOTALL)
+    def fact(match: re.Match[str]) -> str:
+        return f"<!-- fact: {match[1]} -->{evidence.fact(*match[1].split('; '))}<!-- end -->"
+
+    page = re.sub(r"<!-- measured: ([\w -]+) -->\n.*?<!-- end -->", section, page, flags=re.DOTALL)
+    return re.sub(r"<!-- fact: (.+?) -->.*?<!-- end -->", fact, page, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -219,6 +225,8 @@ def main() -> None:
     for path in PAGES:
         path.write_text(filled(path.read_text()))
         print(f"{path.relative_to(ROOT)} is up to date")
+    evidence.draw_all()
+    print(f"the figures in {evidence.IMAGES.relative_to(ROOT)} are up to date")
 
 
 if __name__ == "__main__":

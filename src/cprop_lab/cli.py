@@ -320,7 +320,9 @@ def compare(
 
 @app.command()
 def cost(
-    experiment: Annotated[str | None, typer.Argument(help="A name of 'cprop-lab list'; by default all.")] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="A name of 'cprop-lab list'; by default all of the paper's.")
+    ] = None,
     preset: Preset = PresetName.paper,
     data: Data = None,
     tflops: Annotated[
@@ -340,7 +342,8 @@ def cost(
 
     with plain_errors():
         _use(data)
-        chosen = [_experiment(experiment)] if experiment else list(EXPERIMENTS.values())
+        papers = [one for one in EXPERIMENTS.values() if one.kind != "scoreboard"]
+        chosen = [_experiment(experiment)] if experiment else papers
         planned = {one.name: costs.planned(one, PRESETS[preset.value]) for one in chosen}
         counting = track(planned.items(), "counting", console=console, transient=True)
         found = {name: costs.estimate(runs) for name, runs in counting}

@@ -20,9 +20,20 @@ from cprop_lab.groups import WORDS, metric, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.results import Run, measured
 from cprop_lab.specification import Specification
-from cprop_lab.targets import NOTHING, by_seed, shown, smoothed, when
+from cprop_lab.targets import by_seed, shown, smoothed, when
 
-__all__ = ["ROWS", "TARGETS", "Entry", "Target", "score", "seconds_a_step", "settings", "table", "timing"]
+__all__ = [
+    "ROWS",
+    "TARGETS",
+    "Entry",
+    "Target",
+    "part_in_words",
+    "score",
+    "seconds_a_step",
+    "settings",
+    "table",
+    "timing",
+]
 
 ROWS: Final = (
     *("sgd", "cprop-sgd", "adam", "cprop-adam", "adam+ema", "cprop-adam+ema"),
@@ -124,25 +135,27 @@ def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     column = entries[0].metric
     heads = ["optimizer", "learning rate"]
     for target in TARGETS:
-        heads += [f"iterations {target.title}", "seconds"]
-    heads += ["training loss at the end", f"{WORDS[column]} at the end", "time of a step against Adam's"]
-    return heads, [
-        [*_cells(entry), _ends(entry, "train_loss"), _ends(entry, column), f"{entry.cost:.2f}"] for entry in entries
+        heads += [f"iterations {target.title}", f"seconds {target.title}"]
+    heads += ["time of a step", "training loss at the end", f"{WORDS[column]} at the end"]
+    rows = [
+        [
+            entry.name,
+            f"{entry.specification.lr:g}",
+            *(part_in_words(entry, target, of) for target in range(len(TARGETS)) for of in ("iterations", "seconds")),
+            f"{entry.cost:.2f}",
+            *(_ends(entry, name) for name in ("train_loss", column)),
+        ]
+        for entry in entries
     ]
+    return heads, rows
 
 
-def _cells(entry: Entry) -> list[str]:
-    cells = [entry.name, f"{entry.specification.lr:g}"]
-    for number, parts in enumerate(entry.iterations):
-        reached = sum(map(math.isfinite, parts))
-        some = f" ({reached} of {len(parts)} seeds)" * (0 < reached < len(parts))
-        for of in ("iterations", "seconds"):
-            part = entry.part(number, of)
-            cells.append(
-                (f"{part:.2f}" if math.isfinite(part) else "not reached" if of == "iterations" else NOTHING)
-                + some * (of == "iterations")
-            )
-    return cells
+def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
+    """The part of Adam's run that a target took, or that it was not reached, and by how many seeds it was."""
+    part, parts = entry.part(target, of), entry.iterations[target]
+    reached = sum(map(math.isfinite, parts))
+    some = f" ({reached} of {len(parts)} seeds)" * (0 < reached < len(parts))
+    return (f"{part:.2f}" if math.isfinite(part) else "not reached") + some
 
 
 def _ends(entry: Entry, column: str) -> str:

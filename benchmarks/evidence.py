@@ -1,0 +1,205 @@
+"""What the committed runs say: tables, figures and single numbers of ``docs/results``, from ``evidence/`` alone.
+
+``evidence/`` is a store of the laboratory: ``cprop-lab plot --storage evidence`` reads it, and a run that is in it is
+not run again. ``python -m benchmarks.report`` brings pages and figures up to date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cprop_lab import scoreboard
+from cprop_lab.figures import save
+from cprop_lab.groups import WORDS, grouped, metric, names
+from cprop_lab.learning_rate import final_loss
+from cprop_lab.report import draw, scores
+from cprop_lab.results import BINS, METRICS, Run, Store, measured
+from cprop_lab.targets import Pair, facet, outcome, pairs, shown, smoothed
+
+ROOT = Path(__file__).parents[1]
+STORE = ROOT / "evidence"
+IMAGES = ROOT / "docs" / "images" / "results"
+PRESET = "reduced"
+
+
+class Kept(NamedTuple):
+    """An experiment that ran."""
+
+    about: dict[str, Any]
+    runs: list[Run]
+    timings: list[Run]
+
+
+@cache
+def kept() -> dict[str, Kept]:
+    """All experiments that ran, by name."""
+    store = Store(STORE)
+    return {
+        name.removesuffix(f"-{PRESET}"): Kept(about, store.runs(about["runs"]), store.runs(about.get("timings", ())))
+        for name, about in store.experiments().items()
+    }
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(headings)]
+    lines += [["---"] * len(lines[0]), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# Tables.
+
+
+def section(name: str) -> str:
+    """The table of an experiment, and how it was made."""
+    experiment = kept()[name]
+    by_kind: dict[str, Callable[[Kept], str]] = {
+        "curves": _pairs,
+        "histogram": _scales,
+        "learning-rates": _searches,
+        "scoreboard": _scores,
+    }
+    return f"{by_kind[experiment.about['kind']](experiment)}\n\n{_made(experiment)}"
+
+
+def _pairs(experiment: Kept) -> str:
+    """Each optimizer without and with CProp: iterations to target, and where both end."""
+    found = pairs(experiment.runs)
+    column = metric(experiment.runs) if any(measured(experiment.runs, m) for m in METRICS) else "test_loss"
+    headings = ["", "learning rate", "iterations with CProp, as a part"]
+    headings += [f"{WORDS[c]}, {which}" for c in ("train_loss", column) for which in ("without", "with CProp")]
+    rows = [
+        [
+            name,
+            f"{pair.plain[0].specification.lr:g}",
+            outcome(pair, "iterations"),
+            *(ends(runs, c) for c in ("train_loss", column) for runs in (pair.plain, pair.scaled)),
+        ]
+        for name, pair in found.items()
+    ]
+    return table(headings, rows)
+
+
+def ends(runs: Sequence[Run], column: str) -> str:
+    """What a curve ends with, over seeds."""
+    times, unit = (100, " %") if column == "accuracy" else (1, "")
+    values = [times * float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"]
+    return shown(values, unit, nothing="diverged")
+
+
+def _scales(experiment: Kept) -> str:
+    """How the scale is distributed, early and at the end."""
+    rows = []
+    for group, runs in grouped(experiment.runs).items():
+        for part in (0.1, 1.0):
+            step = round(part * group.iterations)
+            shares = [run.histogram()[list(run.column("step")).index(step)] for run in runs]
+            means = [run.column("mean_scale")[list(run.column("step")).index(step)] for run in runs]
+            low, high = (
+                [100 * float(share[bins].sum()) for share in shares] for bins in (slice(0, 2), slice(-2, None))
+            )
+            rows.append([names([group])[group], f"{step:,}", shown(means), shown(low, " %"), shown(high, " %")])
+    edge = 2 / BINS
+    headings = ["", "iterations", "mean scale", f"parameters below {edge:g}", f"parameters above {1 - edge:g}"]
+    return table(headings, rows)
+
+
+def _searches(experiment: Kept) -> str:
+    """What each learning rate came to."""
+    searched: dict[str, dict[float, list[Run]]] = {}
+    for group, runs in grouped(experiment.runs).items():
+        searched.setdefault(named(runs[0]), {})[group.lr] = runs
+    rows = []
+    for name, by_lr in searched.items():
+        losses = {lr: [final_loss(run) for run in runs] for lr, runs in sorted(by_lr.items())}
+        best = min(losses, key=lambda lr: sum(losses[lr]))
+        tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in losses.items()}
+        rows.append([name, "; ".join(f"**{text}**" if lr == best else text for lr, text in tried.items())])
+    return table(["", "learning rate: training loss at the end (the chosen one bold)"], rows)
+
+
+def _scores(experiment: Kept) -> str:
+    """The scoreboard."""
+    headings, rows = scoreboard.table(scores(*experiment))
+    bold = [[f"**{row[0]}**" if "CProp" in row[0] else row[0], *row[1:]] for row in rows]
+    return table(headings, bold)
+
+
+def _made(experiment: Kept) -> str:
+    """How an experiment was made, in a line."""
+    about, runs, _ = experiment
+
+    def all_of(key: str) -> str:
+        return ", ".join(sorted({str(run.made[key]) for run in runs}))
+
+    seeds = ", ".join(map(str, sorted({run.specification.seed for run in runs})))
+    lengths = ", ".join(f"{n:,}" for n in sorted({run.specification.iterations for run in runs}))
+    precisions = ", ".join(sorted({run.specification.precision for run in runs}))
+    reduced = ": shorter than the paper's programme" * bool(about["reduced"])
+    return (
+        f"*`{about['command']}`; preset {about['preset']}{reduced}; {lengths} iterations; seeds {seeds}; {precisions}; "
+        f"torch {all_of('torch')} on {all_of('device')}, threads a run: {all_of('threads')}; commit {all_of('commit')}*"
+    )
+
+
+# Single numbers, for sentences.
+
+
+def named(run: Run) -> str:
+    """What a run is called in a sentence: its optimizer, and what sets it apart."""
+    group = run.specification.group()
+    return names([group])[group] + facet(group)
+
+
+def fact(experiment: str, name: str, what: str) -> str:
+    """A number of a sentence.
+
+    Args:
+        experiment: its name.
+        name: of the optimizer, as tables have it.
+        what: ``"iterations"`` for the part that CProp needs of the plain optimizer's; ``"lr"``; a column of the curves
+            for its end; on a scoreboard ``"place"``, or ``"iterations 1"``, ``"seconds 2"`` and the like to a target.
+
+    Raises:
+        KeyError: if there is no such number.
+    """
+    found = kept()[experiment]
+    if found.about["kind"] == "scoreboard":
+        entries = {entry.name: entry for entry in scores(*found)}
+        if what == "place":
+            return str(list(entries).index(name) + 1)
+        of, _, target = what.partition(" ")
+        if target:
+            return scoreboard.part_in_words(entries[name], int(target) - 1, of)
+    if what == "iterations":
+        return outcome(_pair(found, name), "iterations")
+    runs = [run for run in found.runs if named(run) == name]
+    if not runs:
+        raise KeyError(f"{experiment} has no {name}: it has {', '.join(dict.fromkeys(map(named, found.runs)))}")
+    return f"{runs[0].specification.lr:g}" if what == "lr" else ends(runs, what)
+
+
+def _pair(found: Kept, name: str) -> Pair:
+    return pairs(found.runs)[name]
+
+
+# Figures.
+
+
+def digest(experiment: Kept) -> str:
+    """What a figure was drawn from: a digest of all its runs' numbers."""
+    parts = [(run.identity, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
+    return hashlib.sha256(json.dumps([experiment.about["kind"], parts]).encode()).hexdigest()[:16]
+
+
+def draw_all() -> None:
+    """Draw all figures anew, each marked with what it was drawn from."""
+    for name, experiment in kept().items():
+        for suffix, figure in draw(*experiment).items():
+            if suffix != "-times":  # its seconds are those of runs that had company: pages have iterations, in tables
+                save(figure, IMAGES / f"{name}{suffix}.png", about=digest(experiment))
