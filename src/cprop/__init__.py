@@ -5,6 +5,7 @@ Wrap any optimizer with :class:`CProp`, or use a native one such as :class:`CPro
 
 from cprop.checkpoint import CheckpointError
 from cprop.conformity import MEASURES, Measure, Moments, conformity_scale
+from cprop.monitor import Monitor
 from cprop.optimizers import CProp, CPropAdaBound, CPropAdam, CPropAdamW, CPropRMSprop, CPropSGD
 
 __version__ = "0.1.0.dev0"
@@ -20,5 +21,6 @@ __all__ = [
     "CheckpointError",
     "Measure",
     "Moments",
+    "Monitor",
     "conformity_scale",
 ]

@@ -91,6 +91,21 @@ def observe(
     return seen
 
 
+def moments_from(
+    state: Mapping[str, Tensor],
+    h: StatisticsScalars,
+    measure: str | Measure,
+    mean_square: Tensor | None = None,
+) -> Moments:
+    """What the statistics tell a measure; ``mean_square`` as in :func:`observe`."""
+    return Moments(
+        m=state[MEAN],
+        v=state[MEAN_SQUARE] if mean_square is None else mean_square,
+        k=h.corrections,
+        a=state[MEAN_ABS] if needs_mean_abs(measure) else None,
+    )
+
+
 def scale_from(
     state: Mapping[str, Tensor],
     h: StatisticsScalars,
@@ -98,10 +113,4 @@ def scale_from(
     mean_square: Tensor | None = None,
 ) -> Factor:
     """The scale that the statistics give; ``mean_square`` as in :func:`observe`."""
-    moments = Moments(
-        m=state[MEAN],
-        v=state[MEAN_SQUARE] if mean_square is None else mean_square,
-        k=h.corrections,
-        a=state[MEAN_ABS] if needs_mean_abs(measure) else None,
-    )
-    return scale_of(moments, h.c, measure)
+    return scale_of(moments_from(state, h, measure, mean_square), h.c, measure)

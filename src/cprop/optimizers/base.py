@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from cprop import checkpoint
 from cprop.arithmetic import Number, divided
-from cprop.conformity import Measure, measure_name, needs_mean_abs, resolve_measure
+from cprop.conformity import Measure, Moments, measure_name, needs_mean_abs, resolve_measure, scale_of
 from cprop.execution import Job, choose, run
 from cprop.moments import (
     MEAN,
@@ -22,7 +22,7 @@ from cprop.moments import (
     MEAN_SQUARE,
     STEP,
     StatisticsScalars,
-    scale_from,
+    moments_from,
     statistics_scalars,
 )
 from cprop.rules import GRAD, PARAM
@@ -161,21 +161,25 @@ class ConformityOptimizer(Optimizer):
             >>> [scale for _, scale in optimizer.scales()]
             [tensor([1.0000, 0.3827])]
         """
+        for p, group, moments in self.moments():
+            yield p, divided(scale_of(moments, group["cprop_c"], group["cprop_measure"]))
+
+    def moments(self) -> Iterator[tuple[Tensor, dict[str, Any], Moments]]:
+        """Each parameter that has had a gradient, with its group and its statistics as they stand."""
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
                 if STEP in state and state[STEP] > 0:
-                    yield p, self._scale(state, group)
+                    yield p, group, self._moments(state, group)
 
     @torch.no_grad()
-    def _scale(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    def _moments(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Moments:
         tensors = {key: load(torch.view_as_real(x) if x.is_complex() else x) for key, x in tensors_of(state).items()}
         h = self._statistics_scalars(state, group)
         if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
             tensors[MEAN_ABS] = self._mean_abs_bound(tensors, h)
         square = self._square_key(state)
-        shared = None if square == MEAN_SQUARE else tensors[square]
-        return divided(scale_from(tensors, h, group["cprop_measure"], shared))
+        return moments_from(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
         """Where one parameter's mean square is kept: under our own key, or the algorithm's."""

@@ -1,0 +1,130 @@
+r"""What the statistics say about a training run, layer by layer and in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from cprop.advice import advice
+from cprop.moments import STEP
+from cprop.optimizers.base import ConformityOptimizer
+from cprop.summary import Layer, Sample, layer, over_ranks, sums, together
+
+__all__ = ["Monitor", "Sink"]
+
+Sink: TypeAlias = Callable[[Sample], object]
+"""Told every sample as it is taken."""
+
+
+@dataclass
+class Monitor:
+    r"""Looks at an optimizer every so many steps, keeps what it saw, and says what it means.
+
+    Between samples a step costs one call of a hook. A sample is one pass over the statistics and reads its numbers back
+    at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding.
+
+    With the running mean :math:`\hat m` and mean square :math:`\hat v` of an element, over weights whose squares add up
+    to :math:`k`,
+
+    .. math::
+        \Sigma_B = \frac{\hat v - \hat m^2}{1 - k}, \qquad G^2 = \hat m^2 - k\,\Sigma_B, \qquad
+        k = \frac{(1 - \beta)(1 + \beta^t)}{(1 + \beta)(1 - \beta^t)}
+
+    are unbiased if the gradients of the last :math:`1 / (1 - \beta)` steps have one mean. In training it drifts, and
+    the drift counts as noise: the noise scale is then an upper bound.
+
+    Args:
+        optimizer: any of this package.
+        named_parameters: ``model.named_parameters()``, for names; parameters of one module are one layer.
+        every: steps between two samples.
+        batch_size: examples in a step, over all ranks and accumulated gradients, for the noise scale.
+        sinks: told every sample; see :mod:`cprop.integrations`.
+
+    Example:
+        >>> import cprop
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = cprop.CPropSGD(model.parameters(), lr=0.01)
+        >>> monitor = cprop.Monitor(optimizer, model.named_parameters(), every=10)
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(1, 3)).sum().backward()   # the same gradient every time
+        ...     optimizer.step()
+        >>> [sample.step for sample in monitor.samples], round(monitor.samples[-1].total.mean_scale, 3)
+        ([10, 20], 1.0)
+
+    References:
+        McCandlish et al., *An Empirical Model of Large-Batch Training*, 2018, section 2.2 and appendix A.1.
+    """
+
+    optimizer: ConformityOptimizer
+    named_parameters: Iterable[tuple[str, Tensor]] = ()
+    every: int = 100
+    batch_size: int | None = None
+    sinks: Sequence[Sink] = ()
+    samples: list[Sample] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, ConformityOptimizer):
+            raise TypeError(
+                f"{type(self.optimizer).__name__} keeps no statistics to look at: give an optimizer of this package, "
+                "such as cprop.CProp(optimizer)"
+            )
+        for name in ("every", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"invalid {name} {value}: give a whole number from 1 on")
+        self._names = {p: layer_of(name) for name, p in self.named_parameters}
+        self._steps = 0
+        self._hook = self.optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, *_: object) -> None:
+        self._steps += 1
+        if self._steps % self.every == 0:
+            self.sample()
+
+    def close(self) -> None:
+        """Look no more; what was seen is kept."""
+        self._hook.remove()
+
+    @torch.no_grad()
+    def sample(self) -> Sample:
+        """Look now.
+
+        Raises:
+            ValueError: if no parameter has had a gradient yet.
+        """
+        seen = list(self.optimizer.moments())
+        if not seen:
+            raise ValueError("no parameter has had a gradient yet: take a step first")
+        rows = over_ranks([sums(moments, group) for _, group, moments in seen], [p for p, *_ in seen]).tolist()
+        by_layer: dict[str, list[Layer]] = {}
+        for number, ((p, group, _), row) in enumerate(zip(seen, rows, strict=True)):
+            name = self._names.get(p, f"parameter {number}")
+            t = float(self.optimizer.state[p][STEP])
+            by_layer.setdefault(name, []).append(layer(row, float(group["cprop_beta"]), t))
+        layers = {name: together(parts) for name, parts in by_layer.items()}
+        step = max(round(float(self.optimizer.state[p][STEP])) for p, *_ in seen)
+        taken = Sample(step, together(layers.values()), layers, self.batch_size)
+        self.samples.append(taken)
+        for sink in self.sinks:
+            sink(taken)
+        return taken
+
+    def advice(self) -> list[str]:
+        """What the samples so far mean, in plain words; nothing if there is nothing to say."""
+        return list(advice(self.samples))
+
+
+def layer_of(name: str) -> str:
+    """The module that a parameter belongs to, by its name, without what wrappers put before it.
+
+    Example:
+        >>> layer_of("module._orig_mod.encoder.fc.weight"), layer_of("scale")
+        ('encoder.fc', 'scale')
+    """
+    parts = [part for part in name.split(".") if part not in ("module", "_orig_mod", "_fsdp_wrapped_module")]
+    return ".".join(parts[:-1]) or name

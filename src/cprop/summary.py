@@ -1,0 +1,254 @@
+r"""The statistics of many parameters in a few numbers a layer, by one pass over them.
+
+For every element CProp knows the mean and the mean square of its past gradients. That is more than a scale: it is an
+estimate of the gradient's signal and of its noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cprop.arithmetic import divided, expanded_functions
+from cprop.conformity import Corrections, Measure, Moments, scale_of
+from cprop.sharding import local
+
+__all__ = ["BINS", "Layer", "Sample", "layer", "over_ranks", "sums", "together"]
+
+BINS: Final = 20
+"""Of the scale's histogram, equal parts of [0, 1]."""
+
+
+class Layer(NamedTuple):
+    r"""What the statistics say about a layer, or about all of them.
+
+    Args:
+        elements: how many parameters it has.
+        mean_scale: the mean of their scales.
+        histogram: the shares of their scales in ``BINS`` equal parts of [0, 1].
+        eps_dominates: the share whose scale is held below one by :math:`\epsilon` and not by the spread of their
+            gradients: :math:`\epsilon` is more than half of :math:`\sigma_t`, and more than a tenth of
+            :math:`|\hat m_t|`.
+        silent: the share that has never had a gradient other than zero.
+        signal: squared length of the mean gradient, :math:`|G|^2`, corrected for the noise in its estimate; it can come
+            out below zero where there is nothing but noise.
+        noise: trace of the covariance of a batch's gradient, :math:`\operatorname{tr} \Sigma_B`.
+        signal_error: one standard error of ``signal``, if elements are independent.
+    """
+
+    elements: int
+    mean_scale: float
+    histogram: tuple[float, ...]
+    eps_dominates: float
+    silent: float
+    signal: float
+    noise: float
+    signal_error: float
+
+    @property
+    def signal_to_noise(self) -> float:
+        r"""Squared mean gradient over the variance of a batch's, :math:`|G|^2 / \operatorname{tr} \Sigma_B`."""
+        return max(self.signal, 0.0) / self.noise if self.noise > 0 else math.nan
+
+    def noise_scale(self, batch_size: int) -> float:
+        r"""The gradient noise scale, of which the critical batch size is the same order (McCandlish et al., 2018).
+
+        .. math::
+            B_{\text{simple}} = \operatorname{tr} \Sigma / |G|^2 = B \operatorname{tr} \Sigma_B / |G|^2
+
+        Infinite where no signal can be told from the noise.
+
+        Args:
+            batch_size: examples in a step, over all ranks and accumulated gradients.
+        """
+        ratio = self.signal_to_noise
+        return batch_size / ratio if ratio > 0 else math.nan if math.isnan(ratio) else math.inf
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at an optimizer.
+
+    Args:
+        step: gradients seen by the parameter that has seen most.
+        total: over all layers.
+        layers: by name.
+        batch_size: examples in a step, if it was given.
+    """
+
+    step: int
+    total: Layer
+    layers: Mapping[str, Layer]
+    batch_size: int | None = None
+
+    def scalars(self, prefix: str = "cprop") -> dict[str, float]:
+        """Single numbers by name, as loggers want them; what is not a number is left out.
+
+        Example:
+            >>> layer = Layer(2, 0.5, (0.0,) * BINS, 0.0, 0.0, signal=1.0, noise=4.0, signal_error=0.1)
+            >>> Sample(7, layer, {"fc": layer}, batch_size=32).scalars()["cprop/fc/noise_scale"]
+            128.0
+        """
+        found = {f"{prefix}/{name}": value for name, value in self._numbers(self.total).items()}
+        for layer, own in self.layers.items():
+            found |= {f"{prefix}/{layer}/{name}": value for name, value in self._numbers(own).items()}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def _numbers(self, layer: Layer) -> dict[str, float]:
+        names = ("mean_scale", "eps_dominates", "silent", "signal_to_noise")
+        numbers = {name: float(getattr(layer, name)) for name in names}
+        if self.batch_size is not None:
+            numbers["noise_scale"] = layer.noise_scale(self.batch_size)
+        return numbers
+
+
+# One pass over a parameter's statistics.
+
+
+T = TypeVar("T")
+
+
+class Sums(NamedTuple, Generic[T]):
+    """What is added up over the elements of a parameter (so it can be added up over ranks too): terms, or the sums."""
+
+    elements: T
+    scale: T
+    eps_dominates: T
+    silent: T
+    mean_squared: T
+    variance: T
+    variance_squared: T
+    variance_times_mean_squared: T
+
+
+BLOCK: Final = 1 << 20
+"""Elements that are looked at at a time, so that what is computed on the way needs little memory."""
+SHOWN: Final = 1 << 14
+"""Elements of a parameter, evenly spread, that its histogram is made of: a share is then known to half a percent."""
+
+
+def sums(moments: Moments, group: Mapping[str, Any]) -> Tensor:
+    """The sums over what this rank holds of a parameter, and its histogram, without reading them back."""
+    tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
+    device, number = tensors[0].device, tensors[0].numel()
+    numbers = torch.stack(
+        [torch.as_tensor(x, dtype=torch.float32, device=device) for x in (group["cprop_c"], *moments.k)]
+    )
+    total = torch.zeros(len(Sums._fields) + BINS, dtype=torch.float32 if device.type == "mps" else torch.float64)
+    total = total.to(device)
+    if not number:  # a rank may hold nothing of a small parameter
+        return total
+    measure = group["cprop_measure"]
+    with expanded_functions(device.type == "cpu"):
+        for block in zip(*(x.split(BLOCK) for x in tensors), strict=True):
+            run = compiled_sums() if group.get("cprop_fused") or group.get("fused") else block_sums
+            total[:-BINS] += run(block, numbers, measure)
+        stride = math.ceil(number / SHOWN)
+        scale = scale_of_block(tuple(x[::stride] for x in tensors), numbers, measure)
+    total[-BINS:] = torch.histc(scale.float(), BINS, 0, 1) * (number / scale.numel())
+    return total
+
+
+def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
+    """The moments of some elements, their scalars as one tensor: a number in the text would be compiled into it."""
+    m, v, *rest = tensors
+    return Moments(m, v, Corrections(*numbers[1:].unbind()), rest[0] if rest else None)
+
+
+def scale_of_block(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+    """The scale of some elements."""
+    return divided(scale_of(of_block(tensors, numbers), numbers[0], measure))
+
+
+def block_sums(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+    """The sums over a block of elements."""
+    moments = of_block(tensors, numbers)
+    k = moments.k
+    m_hat, v_hat = moments.m_hat, moments.v_hat
+    mean_squared = m_hat * m_hat
+    variance = torch.relu(v_hat - mean_squared)
+    standard_error = torch.sqrt(variance * k.k_m)
+    found = Sums(
+        torch.ones_like(m_hat),
+        scale_of_block(tensors, numbers, measure),
+        # Beyond ten times eps the scale is one in any case: there is no doubt for eps to add.
+        (standard_error < k.eps) & (torch.abs(m_hat) < 10 * k.eps) & (v_hat > 0),
+        v_hat == 0,
+        mean_squared,
+        variance,
+        variance * variance,
+        variance * mean_squared,
+    )
+    # In float32, which counts to 2^24: a block is shorter.
+    return torch.stack([x.sum(dtype=torch.float32) for x in found])
+
+
+@functools.cache
+def compiled_sums() -> Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]:
+    """The same in one kernel, for optimizers that run fused: they have a compiler."""
+    return torch.compile(block_sums, dynamic=True, fullgraph=True)
+
+
+def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
+    """Rows of sums, added up over the ranks that hold different parts of a parameter."""
+    table = torch.stack([row.to(rows[0].device) for row in rows])
+    sharded: dict[tuple[Any, int], list[int]] = {}
+    for index, p in enumerate(params):
+        for dim, placement in enumerate(getattr(p, "placements", ())):
+            if placement.is_shard():
+                sharded.setdefault((p.device_mesh, dim), []).append(index)  # type: ignore[attr-defined]
+    for (mesh, dim), indices in sharded.items():
+        part = table[indices]
+        dist.all_reduce(part, group=mesh.get_group(dim))
+        table[indices] = part
+    return table
+
+
+# From sums to statistics.
+
+
+def layer(row: Sequence[float], beta: float, t: float) -> Layer:
+    """What the sums over a parameter come to, after its step ``t``."""
+    of, shown = Sums(*row[:-BINS]), row[-BINS:]
+    # The squares of the running mean's weights add up to k: its variance is k times a gradient's.
+    k = (1 - beta) * (1 + beta**t) / ((1 + beta) * (1 - beta**t))
+    unbiased = 1 / (1 - k) if t > 1 else math.nan  # one gradient has no variance
+    noise = of.variance * unbiased
+    error = 2 * k**2 * of.variance_squared * unbiased**2 + 4 * k * of.variance_times_mean_squared * unbiased
+    return Layer(
+        elements=round(of.elements),
+        mean_scale=of.scale / of.elements,
+        histogram=tuple(share / sum(shown) for share in shown),
+        eps_dominates=of.eps_dominates / of.elements,
+        silent=of.silent / of.elements,
+        signal=of.mean_squared - k * noise,
+        noise=noise,
+        signal_error=math.sqrt(error),
+    )
+
+
+def together(parts: Iterable[Layer]) -> Layer:
+    """Several as one: shares weighted by elements, signal and noise added up."""
+    parts = list(parts)
+    elements = sum(part.elements for part in parts)
+
+    def share(name: str) -> float:
+        return float(sum(part.elements * getattr(part, name) for part in parts) / elements)
+
+    return Layer(
+        elements,
+        share("mean_scale"),
+        tuple(sum(p.elements * p.histogram[i] for p in parts) / elements for i in range(BINS)),
+        share("eps_dominates"),
+        share("silent"),
+        sum(part.signal for part in parts),
+        sum(part.noise for part in parts),
+        math.hypot(*(part.signal_error for part in parts)),
+    )

@@ -1,0 +1,271 @@
+"""What the monitor says is what the statistics hold, on one rank and on several, and it says it when it should."""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import spawn
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cprop
+from cprop.advice import PATIENCE, advice
+from cprop.summary import BINS, Layer, Sample, block_sums, compiled_sums
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
+
+
+def train(model, optimizer, steps, start=0):
+    for step in range(start, start + steps):
+        generator = torch.Generator().manual_seed(step)
+        inputs, targets = torch.randn(8, 7, generator=generator), torch.randn(8, 5, generator=generator)
+        optimizer.zero_grad()
+        (model(inputs) - targets).square().mean().backward()
+        optimizer.step()
+
+
+OPTIMIZERS = {
+    "native": lambda params, **settings: cprop.CPropAdam(params, lr=1e-2, **settings),
+    "native, fused": lambda params, **settings: cprop.CPropAdam(params, lr=1e-2, fused=True, **settings),
+    "wrapper": lambda params: cprop.CProp(torch.optim.RMSprop(params, lr=1e-2)),
+    "relative rate": lambda params: cprop.CPropSGD(params, lr=1e-2, cprop_measure="relative_rate"),
+    "bfloat16": lambda params: cprop.CPropSGD(params, lr=1e-2, cprop_state_dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_it_says_what_the_scales_are(make):
+    model = network()
+    optimizer = make(model.parameters())
+    monitor = cprop.Monitor(optimizer, model.named_parameters(), every=10)
+    train(model, optimizer, 25)
+    assert [sample.step for sample in monitor.samples] == [10, 20]
+    last = monitor.sample()
+    scales = torch.cat([scale.flatten() for _, scale in optimizer.scales()])
+    assert last.total.mean_scale == pytest.approx(scales.mean().item(), rel=1e-5)
+    assert last.total.elements == scales.numel()
+    expected = torch.histc(scales, BINS, 0, 1) / scales.numel()
+    assert sum(map(abs, (torch.tensor(last.total.histogram) - expected).tolist())) < 0.02
+    assert list(last.layers) == ["0", "2"]
+    assert last.layers["2"].elements == 13 * 5 + 5
+    weights = [layer.elements * layer.mean_scale for layer in last.layers.values()]
+    assert sum(weights) / last.total.elements == pytest.approx(last.total.mean_scale)
+
+
+def test_compiled_is_eager():
+    m, v = torch.randn(1000) * 1e-3, torch.rand(1000) * 1e-4 + 1e-5
+    numbers = torch.tensor([1.0, *cprop.conformity.Corrections.of(300.0, 1e-8, 0.3, 0.3)])
+    torch.testing.assert_close(
+        compiled_sums()((m, v), numbers, "normal"), block_sums((m, v), numbers, "normal"), rtol=1e-5, atol=1e-9
+    )
+
+
+def test_a_parameter_longer_than_a_block_and_a_histogram(monkeypatch):
+    monkeypatch.setattr("cprop.summary.BLOCK", 64)
+    monkeypatch.setattr("cprop.summary.SHOWN", 32)
+    p = nn.Parameter(torch.zeros(1000))
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    for _ in range(5):
+        p.grad = torch.arange(1000.0) - 500 + torch.randn(1000)
+        optimizer.step()
+    seen = cprop.Monitor(optimizer).sample().total
+    ((_, scale),) = optimizer.scales()
+    assert seen.mean_scale == pytest.approx(scale.mean().item(), rel=1e-5)
+    assert sum(seen.histogram) == pytest.approx(1.0)
+    assert seen.histogram[-1] == pytest.approx((scale >= 1 - 1 / BINS).float().mean().item(), abs=0.05)
+
+
+class Regression:
+    """Linear regression, whose per-example gradients at any weights, and so signal and noise, are known."""
+
+    def __init__(self, examples=4096, size=20):
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(examples, size, generator=generator)
+        targets = self.inputs @ torch.linspace(-1, 1, size) + torch.randn(examples, generator=generator)
+        self.model = nn.Linear(size, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        gradients = -2 * targets[:, None] * self.inputs  # of (x w - t)^2 at w = 0
+        self.targets = targets
+        self.signal = gradients.mean(0).square().sum().item()
+        self.noise = gradients.var(0, unbiased=False).sum().item()
+
+    def batch(self, size, step):
+        chosen = torch.randint(len(self.inputs), (size,), generator=torch.Generator().manual_seed(step))
+        return (self.model(self.inputs[chosen]).squeeze(1) - self.targets[chosen]).square().mean()
+
+
+@pytest.mark.parametrize(("beta", "steps", "batch_size"), [(0.999, 2000, 16), (0.99, 400, 64), (0.9999, 300, 16)])
+def test_the_noise_scale_of_a_known_problem(beta, steps, batch_size):
+    """Within 20 %, at weights that stand still, also long before the horizon is full."""
+    problem = Regression()
+    optimizer = cprop.CPropSGD(problem.model.parameters(), lr=0.0, cprop_beta=beta)
+    monitor = cprop.Monitor(optimizer, every=steps, batch_size=batch_size)
+    for step in range(steps):
+        optimizer.zero_grad()
+        problem.batch(batch_size, step).backward()
+        optimizer.step()
+    (sample,) = monitor.samples
+    assert sample.total.noise == pytest.approx(problem.noise / batch_size, rel=0.1)
+    assert sample.total.signal == pytest.approx(problem.signal, rel=0.15)
+    assert sample.total.noise_scale(batch_size) == pytest.approx(problem.noise / problem.signal, rel=0.2)
+    assert abs(sample.total.signal - problem.signal) < 4 * sample.total.signal_error
+
+
+def test_noise_alone_has_no_signal():
+    """What is left of the squared mean without the correction would be taken for signal."""
+    p = nn.Parameter(torch.zeros(10_000))
+    optimizer = cprop.CPropSGD([p], lr=0.0, cprop_beta=0.99)
+    monitor = cprop.Monitor(optimizer, batch_size=32)
+    for step in range(300):
+        p.grad = torch.randn(10_000, generator=torch.Generator().manual_seed(step))
+        optimizer.step()
+    total = monitor.sample().total
+    assert abs(total.signal) < 4 * total.signal_error
+    assert total.noise == pytest.approx(10_000, rel=0.05)
+    assert any(re.match(r"the gradient's mean cannot be told from its noise: the noise", x) for x in monitor.advice())
+
+
+def test_eps_that_dominates_is_told():
+    model = network()
+    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1)
+    monitor = cprop.Monitor(optimizer, model.named_parameters())
+    for step in range(20):
+        for p in model.parameters():
+            size = 1e-11 if p is model[0].weight else 1e-3
+            p.grad = size * (1 + torch.randn(p.shape, generator=torch.Generator().manual_seed(step)))
+        optimizer.step()
+    layers = monitor.sample().layers
+    assert layers["0"].eps_dominates == pytest.approx(7 / 8)  # the weights, and not the biases
+    assert layers["2"].eps_dominates == 0.0
+    assert monitor.advice() == [
+        "eps dominates in 88 % of 0: lower cprop_eps, down to 0, or CProp holds the learning back there"
+    ]
+
+
+def test_constant_gradients_are_not_held_back_by_eps():
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    for _ in range(10):
+        p.grad = torch.full((3,), 1e-3)
+        optimizer.step()
+    assert cprop.Monitor(optimizer).sample().total.eps_dominates == 0.0
+
+
+def some_layer(**changes):
+    values = {"mean_scale": 0.5, "eps_dominates": 0.0, "silent": 0.0, "signal": 1.0, "noise": 1.0, "signal_error": 0.0}
+    return Layer(elements=10, histogram=(1 / BINS,) * BINS, **{**values, **changes})
+
+
+def said(first, last, **changes):
+    layer = some_layer(**changes)
+    batch_size = changes.pop("batch_size", None)
+    return list(advice([Sample(step, layer, {"fc": layer}, batch_size) for step in range(first, last + 1, 100)]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mean_scale": 0.95}, r"mean scale above 0\.9 for 2,000 steps: the learning rate is probably too small"),
+        ({"mean_scale": 0.01}, r"mean scale below 0\.02 for 2,000 steps: past gradients hardly agree"),
+        ({"silent": 1.0}, r"fc has had no gradient but zero in 2,100 steps: it does not learn"),
+    ],
+)
+def test_advice_on_what_lasts(changes, words):
+    (line,) = said(100, PATIENCE + 100, **changes)
+    assert re.match(words, line)
+    assert said(PATIENCE - 400, PATIENCE - 100, **changes) == []
+
+
+def test_nothing_is_said_of_what_has_passed_or_is_well():
+    sure, half = (some_layer(mean_scale=scale) for scale in (0.95, 0.5))
+    history = [Sample(step, sure, {}) for step in range(0, 3000, 100)]
+    assert list(advice([*history, Sample(3000, half, {})])) == []
+    assert said(100, 5000) == []
+    assert list(advice([])) == []
+
+
+@pytest.mark.parametrize(
+    ("noise", "words"),
+    [(100.0, r"the gradient noise scale is about 3,200 examples, against batches of 32: up to about there, larger"),
+     (0.01, r"the gradient noise scale is about 0 examples, against batches of 32: smaller batches")],
+)  # fmt: skip
+def test_advice_on_batches(noise, words):
+    layer = some_layer(noise=noise)
+    (line,) = advice([Sample(100, layer, {}, batch_size=32)])
+    assert re.match(words, line)
+    assert list(advice([Sample(100, some_layer(noise=1.0), {}, batch_size=32)])) == []
+
+
+def test_sinks_are_told_until_it_is_closed():
+    model, told = network(), []
+    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1)
+    monitor = cprop.Monitor(optimizer, model.named_parameters(), every=5, batch_size=8, sinks=[told.append])
+    train(model, optimizer, 12)
+    monitor.close()
+    train(model, optimizer, 12, start=12)
+    assert [sample.step for sample in told] == [5, 10]
+    numbers = told[-1].scalars("run")
+    assert numbers["run/2/mean_scale"] == told[-1].layers["2"].mean_scale
+    assert numbers["run/noise_scale"] == told[-1].total.noise_scale(8)
+
+
+def test_after_one_gradient_there_is_no_noise_to_tell():
+    model = network()
+    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)
+    monitor = cprop.Monitor(optimizer, batch_size=8)
+    sample = monitor.sample()
+    assert sample.total.mean_scale == pytest.approx(1.0)
+    assert math.isnan(sample.total.noise)
+    assert "cprop/noise_scale" not in sample.scalars()
+    assert monitor.advice() == []
+
+
+def test_what_it_refuses():
+    p = nn.Parameter(torch.zeros(1))
+    with pytest.raises(
+        TypeError, match=r"Adam keeps no statistics to look at: give .* such as cprop.CProp\(optimizer\)"
+    ):
+        cprop.Monitor(torch.optim.Adam([p]))
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    with pytest.raises(ValueError, match="invalid every 0: give a whole number from 1 on"):
+        cprop.Monitor(optimizer, every=0)
+    with pytest.raises(ValueError, match="invalid batch_size 0: give a whole number from 1 on"):
+        cprop.Monitor(optimizer, batch_size=0)
+    with pytest.raises(ValueError, match="no parameter has had a gradient yet: take a step first"):
+        cprop.Monitor(optimizer).sample()
+
+
+def sharded(rank, world, folder):
+    model = network()
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = cprop.CPropAdam(model.parameters(), lr=1e-2)
+    monitor = cprop.Monitor(optimizer, model.named_parameters(), every=1000, batch_size=8)
+    train(model, optimizer, 30)
+    with CommDebugMode() as communication:
+        sample = monitor.sample()
+    collectives = communication.get_total_counts()
+    if rank == 0:
+        torch.save((sample.scalars(), sample.total.histogram, collectives), f"{folder}/sample.pt")
+    dist.barrier()
+
+
+def test_on_sharded_parameters_it_sees_the_whole(tmp_path):
+    """Every rank has the same batch, so the gradients are those of one process; one reduction in all."""
+    spawn(sharded, 2, tmp_path)
+    numbers, histogram, collectives = torch.load(tmp_path / "sample.pt")
+    model = network()
+    optimizer = cprop.CPropAdam(model.parameters(), lr=1e-2)
+    train(model, optimizer, 30)
+    alone = cprop.Monitor(optimizer, model.named_parameters(), batch_size=8).sample()
+    assert numbers == pytest.approx(alone.scalars(), rel=1e-4)
+    assert histogram == pytest.approx(alone.total.histogram, abs=1e-6)
+    assert collectives == 1
