@@ -1,0 +1,63 @@
+"""The scale over time as the paper draws it (figure 8), layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from cprop.summary import BINS, Sample
+
+__all__ = ["scale_over_time"]
+
+
+def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
+    """The distribution of the scale over time, of all layers and of each, with the mean as a line.
+
+    Args:
+        samples: what a monitor saw: ``monitor.samples``.
+        title: above all.
+
+    Raises:
+        ValueError: if there are fewer than two samples.
+
+    Example:
+        >>> from cprop.summary import Layer
+        >>> layer = Layer(2, 0.5, (1 / BINS,) * BINS, 0.0, 0.0, signal=1.0, noise=4.0, signal_error=0.1)
+        >>> figure = scale_over_time([Sample(step, layer, {"fc": layer}) for step in (1, 2, 3)])
+        >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
+        ['all layers', 'fc']
+    """
+    if len(samples) < 2:
+        raise ValueError(f"there are {len(samples)} samples: a figure over time takes two or more")
+    steps = np.array([sample.step for sample in samples], dtype=float)
+    edges = np.concatenate([[steps[0]], (steps[1:] + steps[:-1]) / 2, [steps[-1]]])
+    shown = {"all layers": [sample.total for sample in samples]}
+    for name in samples[-1].layers:
+        if all(name in sample.layers for sample in samples):
+            shown[name] = [sample.layers[name] for sample in samples]
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(3.1 * columns + 0.6, 2.1 * rows + 0.8), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, (name, layers) in zip(grid.flat, shown.items(), strict=False):
+        shares = np.array([layer.histogram for layer in layers]).T
+        drawn = axes.pcolormesh(
+            edges, np.linspace(0, 1, BINS + 1), shares, norm=LogNorm(1e-3, 1.0, clip=True), cmap="cividis"
+        )
+        axes.plot(steps, [layer.mean_scale for layer in layers], color="white", linewidth=1.5)
+        axes.set_title(name, loc="left", fontsize=9)
+    for axes in list(grid.flat)[len(shown) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set_ylabel("scale")
+    for axes in grid[-1]:
+        axes.set_xlabel("steps")
+    bar = figure.colorbar(drawn, ax=list(grid.flat), aspect=40)
+    bar.set_label("share of parameters; line: mean scale")
+    if title:
+        figure.suptitle(title)
+    return figure

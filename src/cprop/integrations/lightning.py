@@ -1,0 +1,46 @@
+"""A monitor in Lightning's training loop."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+
+from cprop.monitor import Monitor
+from cprop.optimizers.base import ConformityOptimizer
+from cprop.summary import Sample
+
+__all__ = ["MonitorCallback"]
+
+
+class MonitorCallback(pl.Callback):
+    """Looks at CProp's optimizers every so many steps, logs to the trainer's loggers, and gives advice at the end.
+
+    The optimizer itself needs no callback: return it from ``configure_optimizers`` as you would torch's.
+
+    Args:
+        every: steps between two looks.
+        batch_size: examples in a step, over all devices and accumulated gradients, for the noise scale.
+    """
+
+    def __init__(self, every: int = 100, batch_size: int | None = None) -> None:
+        self.every, self.batch_size = every, batch_size
+        self.monitors: list[Monitor] = []
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach to all optimizers that are ours."""
+
+        def log(sample: Sample) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(sample.scalars(), step=trainer.global_step)
+
+        self.monitors = [
+            Monitor(optimizer, pl_module.named_parameters(), self.every, self.batch_size, [log])
+            for optimizer in trainer.optimizers
+            if isinstance(optimizer, ConformityOptimizer)
+        ]
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Detach, and say what was seen."""
+        for monitor in self.monitors:
+            monitor.close()
+            for line in monitor.advice():
+                pl.utilities.rank_zero_info(f"CProp: {line}")

@@ -1,0 +1,60 @@
+"""A monitor in Transformers' ``Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.utils import logging
+
+from cprop.monitor import Monitor, Sink
+from cprop.optimizers.base import ConformityOptimizer
+
+__all__ = ["MonitorCallback"]
+
+logger = logging.get_logger(__name__)
+
+
+class MonitorCallback(TrainerCallback):
+    """Looks at CProp's optimizer every so many steps, keeps what it saw in ``state.log_history``, and gives advice.
+
+    Trackers that the trainer reports to are called before any callback of yours, and do not see the history: give them
+    as sinks, such as ``loggers.wandb(wandb.run)``.
+
+    The optimizer itself needs no callback: pass it as ``optimizers=(optimizer, scheduler)``, or its class as
+    ``optimizer_cls_and_kwargs``.
+
+    Args:
+        every: steps between two looks.
+        batch_size: examples in a step, over all devices and accumulated gradients, for the noise scale.
+        sinks: told every sample, see :mod:`cprop.integrations.loggers`.
+    """
+
+    def __init__(self, every: int = 100, batch_size: int | None = None, sinks: Sequence[Sink] = ()) -> None:
+        self.every, self.batch_size, self.sinks = every, batch_size, sinks
+        self.monitor: Monitor | None = None
+        self._told = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Attach to the optimizer, if it is ours."""
+        optimizer = kwargs.get("optimizer")
+        if not isinstance(optimizer, ConformityOptimizer):
+            optimizer = getattr(optimizer, "optimizer", None)  # behind Accelerate's own wrapper
+        if isinstance(optimizer, ConformityOptimizer):
+            self.monitor = Monitor(optimizer, model.named_parameters(), self.every, self.batch_size, self.sinks)
+        else:
+            logger.warning("CProp: the trainer's optimizer is none of CProp's, so there is nothing to look at")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put a new sample into the trainer's history, which is saved with its checkpoints."""
+        if self.monitor is not None and len(self.monitor.samples) > self._told:
+            self._told = len(self.monitor.samples)
+            state.log_history.append({"step": state.global_step, **self.monitor.samples[-1].scalars()})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Detach, and say what was seen."""
+        if self.monitor is not None:
+            self.monitor.close()
+            for line in self.monitor.advice():
+                logger.warning("CProp: %s", line)
