@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
 from cprop_lab import scoreboard
 from cprop_lab.figures import save
 from cprop_lab.groups import WORDS, grouped, metric, names
@@ -202,4 +205,17 @@ def draw_all() -> None:
     for name, experiment in kept().items():
         for suffix, figure in draw(*experiment).items():
             if suffix != "-times":  # its seconds are those of runs that had company: pages have iterations, in tables
-                save(figure, IMAGES / f"{name}{suffix}.png", about=digest(experiment))
+                path = IMAGES / f"{name}{suffix}.png"
+                save(figure, path)
+                mark(path, digest(experiment))
+
+
+DRAWN_FROM = "Drawn from"
+
+
+def mark(path: Path, digest: str) -> None:
+    """Write into a picture what it was drawn from, and keep to 256 colours: a repository keeps every version of it."""
+    about = PngInfo()
+    about.add_text(DRAWN_FROM, digest)
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, pnginfo=about, optimize=True)

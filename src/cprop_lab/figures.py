@@ -529,13 +529,8 @@ def to_svg(figure: Figure) -> str:
     return text[text.index("<svg") :]  # without the prologue of a file
 
 
-def save(figure: Figure, path: Path, about: str = "") -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure, as its file's ending says.
-
-    Args:
-        figure: to be written.
-        path: of the file.
-        about: kept in a .png as its description, for whoever has to know what it was drawn from.
 
     Raises:
         ValueError: if that is neither .png nor .svg.
@@ -547,4 +542,4 @@ def save(figure: Figure, path: Path, about: str = "") -> None:
         path.write_text(to_svg(figure), encoding="utf-8")
         return
     with _styled():
-        figure.savefig(path, dpi=PIXELS_AN_INCH, metadata={"Software": None, "Description": about or None})
+        figure.savefig(path, dpi=PIXELS_AN_INCH, metadata={"Software": None})
