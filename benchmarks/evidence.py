@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -208,6 +208,12 @@ def draw_all() -> None:
                 path = IMAGES / f"{name}{suffix}.png"
                 save(figure, path)
                 mark(path, digest(experiment))
+
+
+def pictures(name: str) -> Iterator[Path]:
+    """The files of an experiment's figures."""
+    suffixes = ("", "-scores") if kept()[name].about["kind"] == "scoreboard" else ("",)
+    return (IMAGES / f"{name}{suffix}.png" for suffix in suffixes)
 
 
 DRAWN_FROM = "Drawn from"

@@ -1,0 +1,91 @@
+"""The published results are those of the committed runs, which anyone can read without the laboratory's help."""
+
+import json
+import re
+import statistics
+
+import pyarrow.parquet as pq
+import pytest
+from benchmarks import evidence, report
+from PIL import Image
+
+from cprop_lab.results import identify
+
+PAGES = sorted((report.ROOT / "docs" / "results").glob("*.md"))
+RUNS = sorted((evidence.STORE / "runs").glob("*.json"))
+
+
+def rows(path):
+    return pq.read_table(path.with_suffix(".parquet")).to_pylist()
+
+
+def test_a_published_number_by_hand():
+    """Read with json and pyarrow alone, averaged as the page says: it is the number on the page."""
+    ends = {}
+    for path in RUNS:
+        made = json.loads(path.read_text())["specification"]
+        if (made["workload"], made["iterations"], made["lr"]) == ("fmnist-fc", 20_000, 0.1):
+            last = [row["train_loss"] for row in rows(path)][-3:]
+            ends.setdefault(made["optimizer"], []).append(statistics.fmean(last))
+    page = (report.ROOT / "docs" / "results" / "index.md").read_text()
+    (line,) = re.findall(
+        r"^\| CProp\(SGD\) \| 0\.1 \|.*$",
+        page.split("## Fashion-MNIST, fully-connected")[1].split("## ")[0],
+        flags=re.MULTILINE,
+    )
+    for optimizer in ("sgd", "cprop-sgd"):
+        assert len(ends[optimizer]) == 3
+        assert f"{statistics.fmean(ends[optimizer]):.4f} ± {statistics.stdev(ends[optimizer]):.4f}" in line
+    assert statistics.fmean(ends["cprop-sgd"]) < statistics.fmean(ends["sgd"])
+
+
+def test_a_changed_number_is_found():
+    page = (report.ROOT / "docs" / "results" / "index.md").read_text()
+    changed = re.sub(r"(\| CProp\(SGD\) \| 0\.1 \| 0\.)\d", r"\g<1>0", page, count=1)
+    assert changed != page == report.filled(changed)
+
+
+@pytest.mark.parametrize("name", evidence.kept())
+def test_figures_were_drawn_from_the_committed_runs(name):
+    """To mend it: ``python -m benchmarks.report``."""
+    pictures = list(evidence.pictures(name))
+    assert pictures
+    for path in pictures:
+        with Image.open(path) as picture:
+            assert picture.text[evidence.DRAWN_FROM] == evidence.digest(evidence.kept()[name])
+
+
+def test_every_experiment_is_on_a_page_and_complete():
+    pages = "".join(page.read_text() for page in PAGES)
+    for name, experiment in evidence.kept().items():
+        assert f"<!-- measured: evidence {name} -->" in pages, name
+        assert len(experiment.runs) == len(experiment.about["runs"])
+        assert len(experiment.timings) == len(experiment.about.get("timings", ()))
+        for path in evidence.pictures(name):
+            assert f"images/results/{path.name}" in pages, path.name
+
+
+def test_pictures_on_pages_are_there():
+    for page in (*PAGES, report.ROOT / "README.md"):
+        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / path).is_file(), path
+
+
+def test_runs_say_how_they_were_made():
+    needed = {
+        run.identity for experiment in evidence.kept().values() for run in (*experiment.runs, *experiment.timings)
+    }
+    assert {path.stem for path in RUNS} == needed  # none too many
+    for experiment in evidence.kept().values():
+        assert "cprop-lab run " in experiment.about["command"]
+        for run in (*experiment.runs, *experiment.timings):
+            assert identify(run.specification) == run.identity  # the present code would make the same run
+            assert re.fullmatch(r"[0-9a-f]{12}", run.made["commit"])  # and not of changed files
+
+
+def test_sentences_have_no_numbers_of_their_own():
+    """In prose, a measured number stands between markers, so that it is made anew; tables are, too."""
+    for page in (report.ROOT / "docs" / "results" / name for name in ("index.md", "when-to-use.md")):
+        text = re.sub(r"<!-- (measured|fact): .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+        text = re.sub(r"^>.*$|`[^`]*`|\(section [\d.]+\)", "", text, flags=re.MULTILINE)
+        assert re.findall(r"\d+\.\d+ (?!is half)\S+|\d+ %", text) == [], page.name
