@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cprop.arithmetic import divided, expanded_functions
+from cprop.arithmetic import Number, divided, expanded_functions
 from cprop.conformity import Corrections, Measure, Moments, scale_of
 from cprop.sharding import local
 
@@ -138,26 +138,35 @@ def sums(moments: Moments, group: Mapping[str, Any]) -> Tensor:
     """The sums over what this rank holds of a parameter, and its histogram, without reading them back."""
     tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
     device, number = tensors[0].device, tensors[0].numel()
-    numbers = torch.stack(
-        [torch.as_tensor(x, dtype=torch.float32, device=device) for x in (group["cprop_c"], *moments.k)]
-    )
-    total = torch.zeros(len(Sums._fields) + BINS, dtype=torch.float32 if device.type == "mps" else torch.float64)
-    total = total.to(device)
+    precise = torch.float32 if device.type == "mps" else torch.float64  # for counts beyond 2^24
     if not number:  # a rank may hold nothing of a small parameter
-        return total
-    measure = group["cprop_measure"]
-    with expanded_functions(device.type == "cpu"):
-        for block in zip(*(x.split(BLOCK) for x in tensors), strict=True):
-            run = compiled_sums() if group.get("cprop_fused") or group.get("fused") else block_sums
-            total[:-BINS] += run(block, numbers, measure)
+        return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
+    numbers, measure = as_one_tensor([group["cprop_c"], *moments.k], device), group["cprop_measure"]
+    if number <= SHOWN:
+        # One pass does for both; a kernel would take longer to call than to run.
+        found = terms(tensors, numbers, measure)
+        total, scale = added(found).to(precise), found.scale
+    else:
+        fused = group.get("cprop_fused") or group.get("fused")
+        run = compiled_sums() if fused else block_sums
+        with expanded_functions(device.type == "cpu"):
+            blocks = zip(*(x.split(BLOCK) for x in tensors), strict=True)
+            total = torch.stack([run(block, numbers, measure).to(precise) for block in blocks]).sum(0)
         stride = math.ceil(number / SHOWN)
-        scale = scale_of_block(tuple(x[::stride] for x in tensors), numbers, measure)
-    total[-BINS:] = torch.histc(scale.float(), BINS, 0, 1) * (number / scale.numel())
-    return total
+        scale = scale_of_block([x[::stride] for x in tensors], numbers, measure)
+    shown = torch.histc(scale.float(), BINS, 0, 1) * (number / scale.numel())
+    return torch.cat([total, shown.to(precise)])
+
+
+def as_one_tensor(numbers: Sequence[Number], device: torch.device) -> Tensor:
+    """Numbers as one tensor: those in the text of a kernel would be compiled into it."""
+    if any(isinstance(x, Tensor) for x in numbers):
+        return torch.stack([torch.as_tensor(x, dtype=torch.float32, device=device) for x in numbers])
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
-    """The moments of some elements, their scalars as one tensor: a number in the text would be compiled into it."""
+    """The moments of some elements, whose scalars come as one tensor, after ``c``."""
     m, v, *rest = tensors
     return Moments(m, v, Corrections(*numbers[1:].unbind()), rest[0] if rest else None)
 
@@ -167,15 +176,15 @@ def scale_of_block(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Me
     return divided(scale_of(of_block(tensors, numbers), numbers[0], measure))
 
 
-def block_sums(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
-    """The sums over a block of elements."""
+def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Sums[Tensor]:
+    """What some elements add to the sums, each."""
     moments = of_block(tensors, numbers)
     k = moments.k
     m_hat, v_hat = moments.m_hat, moments.v_hat
     mean_squared = m_hat * m_hat
     variance = torch.relu(v_hat - mean_squared)
     standard_error = torch.sqrt(variance * k.k_m)
-    found = Sums(
+    return Sums(
         torch.ones_like(m_hat),
         scale_of_block(tensors, numbers, measure),
         # Beyond ten times eps the scale is one in any case: there is no doubt for eps to add.
@@ -186,8 +195,16 @@ def block_sums(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measur
         variance * variance,
         variance * mean_squared,
     )
-    # In float32, which counts to 2^24: a block is shorter.
+
+
+def added(found: Sums[Tensor]) -> Tensor:
+    """The sums; in float32, which counts to 2^24: a block is shorter."""
     return torch.stack([x.sum(dtype=torch.float32) for x in found])
+
+
+def block_sums(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+    """The sums over a block of elements."""
+    return added(terms(tensors, numbers, measure))
 
 
 @functools.cache
