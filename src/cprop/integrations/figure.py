@@ -39,7 +39,7 @@ def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
     for name in samples[-1].layers:
         if all(name in sample.layers for sample in samples):
             shown[name] = [sample.layers[name] for sample in samples]
-    columns = min(3, len(shown))
+    columns = min((min(3, len(shown)), 2, 4), key=lambda number: -len(shown) % number)  # few empty places
     rows = math.ceil(len(shown) / columns)
     figure = Figure(figsize=(3.1 * columns + 0.6, 2.1 * rows + 0.8), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -54,8 +54,9 @@ def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
         axes.set_axis_off()
     for axes in grid[:, 0]:
         axes.set_ylabel("scale")
-    for axes in grid[-1]:
+    for axes in list(grid.flat)[: len(shown)][-columns:]:  # the lowest of each column
         axes.set_xlabel("steps")
+        axes.xaxis.set_tick_params(labelbottom=True)
     bar = figure.colorbar(drawn, ax=list(grid.flat), aspect=40)
     bar.set_label("share of parameters; line: mean scale")
     if title:
