@@ -133,6 +133,17 @@ def _scores(experiment: Kept) -> str:
     return table(headings, bold)
 
 
+def head(name: str, rows: int = 6) -> str:
+    """The first rows of a scoreboard, and Adam's, with the columns that say most."""
+    headings, all_rows = scoreboard.table(scores(*kept()[name]))
+    chosen = [0, 2, 3, len(headings) - 1]
+    shown = [row for place, row in enumerate(all_rows) if place < rows or row[0] == "Adam"]
+    places = {row[0]: str(place) for place, row in enumerate(all_rows, start=1)}
+    return table(
+        ["place", *(headings[i] for i in chosen)], [[places[row[0]], *(row[i] for i in chosen)] for row in shown]
+    )
+
+
 def _made(experiment: Kept) -> str:
     """How an experiment was made, in a line."""
     about, runs, _ = experiment

@@ -202,6 +202,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cost at scale": cost_at_scale,
     "engine": engine,
     "programme": programme,
+    "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc"),
 }
 
 

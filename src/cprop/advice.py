@@ -13,8 +13,6 @@ PATIENCE: Final = 2_000
 """Steps that something must last before it is worth a word."""
 SURE: Final = 0.9
 """A mean scale above which CProp does next to nothing."""
-UNSURE: Final = 0.02
-"""A mean scale below which hardly any parameter moves."""
 WORTH_A_WORD: Final = 0.1
 """A share of a layer below which nothing is said."""
 
@@ -36,11 +34,6 @@ def advice(samples: Sequence[Sample]) -> Iterator[str]:
         yield (
             f"mean scale above {SURE} for {steps:,} steps: the learning rate is probably too small to gain from CProp "
             "(paper section 4.1); try one three times as large"
-        )
-    if (steps := lasting(samples, lambda sample: sample.total.mean_scale < UNSURE)) >= PATIENCE:
-        yield (
-            f"mean scale below {UNSURE} for {steps:,} steps: past gradients hardly agree anywhere, and the loss falls "
-            "no further at this batch size; average the weights, or end here"
         )
     for name, own in last.layers.items():
         if own.eps_dominates >= WORTH_A_WORD:
