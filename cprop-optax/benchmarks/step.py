@@ -37,6 +37,9 @@ ROWS: dict[str, Callable[[], optax.GradientTransformation]] = {
     REFERENCE: lambda: optax.adam(LEARNING_RATE),
     "optax.sgd": lambda: optax.sgd(LEARNING_RATE),
     "cprop(adam)": lambda: cprop_optax.cprop(optax.adam(LEARNING_RATE)),
+    "scale_by_cprop_adam": lambda: optax.chain(
+        cprop_optax.scale_by_cprop_adam(), optax.scale_by_learning_rate(LEARNING_RATE)
+    ),
     "cprop(adam), bfloat16 moments": lambda: cprop_optax.cprop(optax.adam(LEARNING_RATE), moment_dtype="bfloat16"),
     "cprop(adam), logistic": lambda: cprop_optax.cprop(optax.adam(LEARNING_RATE), measure="logistic"),
     "cprop(sgd)": lambda: cprop_optax.cprop(optax.sgd(LEARNING_RATE)),

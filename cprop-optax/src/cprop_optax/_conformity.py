@@ -127,13 +127,15 @@ def student_t(moments: Moments) -> jax.Array:
     the last element has converged, which under sharding all devices would have to agree on.
     """
     nu = jnp.maximum(moments.n - 1, 1)
+    below_one = 1 - float(jnp.finfo(nu.dtype).eps)  # type: ignore[no-untyped-call]
 
     def integral(theta: jax.Array) -> jax.Array:
         total = jnp.zeros_like(theta)
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-            # cos^(nu - 1) by way of the sine: near zero the cosine has no digits left to raise.
-            cosine_squared = -jnp.square(jnp.sin(theta * node))
-            total += weight * jnp.exp(jnp.log1p(cosine_squared) * ((nu - 1) / 2))
+            # cos^(nu - 1) by way of the sine: near zero the cosine has no digits left to raise. The sine stays
+            # below one: zero to the power of zero must be one.
+            sine_squared = jnp.minimum(jnp.square(jnp.sin(theta * node)), below_one)
+            total += weight * jnp.exp(jnp.log1p(-sine_squared) * ((nu - 1) / 2))
         return total * theta
 
     widest = jnp.minimum(7 / jnp.sqrt(nu), math.pi / 2)  # beyond seven sigma the rest is below 1e-11
