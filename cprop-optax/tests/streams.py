@@ -11,7 +11,7 @@ def parameters(dtype=np.float32):
 
 
 def gradients(steps, dtype=np.float32, seed=1):
-    """A signal of either sign in noise of its own size for each element, so that scales differ; some are always zero."""
+    """A signal of either sign in noise of its own size for each element; some elements are always zero."""
     generator = np.random.default_rng(seed)
     signal = {name: 0.3 * generator.standard_normal(shape) for name, shape in SHAPES.items()}
     noise = {name: np.exp(generator.standard_normal(shape)) for name, shape in SHAPES.items()}
