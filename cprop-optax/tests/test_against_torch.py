@@ -138,10 +138,9 @@ def test_with_the_decay_outside_it_equals_the_natives(name, dtype):
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize("beta", [0.9, 0.999])
-def test_settings_and_measures_mean_the_same(measure, beta):
+def test_settings_and_measures_mean_the_same(measure):
     # The two integrate Student's distribution by different points, each within its stated error.
-    settings = {"beta": beta, "c": 1.7, "eps": 1e-4, "measure": measure}
+    settings = {"beta": 0.97, "c": 1.7, "eps": 1e-4, "measure": measure}
     assert_equal_step_by_step(
         lambda: around(optax.adam(LR), **settings),
         lambda ps: cprop.CProp(torch.optim.Adam(ps, lr=LR), **settings),

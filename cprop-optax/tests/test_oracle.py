@@ -1,6 +1,7 @@
 """Algorithm 1 in float64, line by line, is what every number is held against: the repository's ``tests/oracle.py``."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,6 @@ import cprop_optax
 from cprop_optax import MEASURES, Moments, conformity_scale, cprop_scales, scale_by_conformity
 from cprop_optax._conformity import LOGISTIC_SLOPE
 
-IN_THE_ORACLE = ["normal", "student_t", "moment_rate", "relative_rate"]
-
 
 def scales_over_time(gradients, measure="normal", **options):
     """The scales after each gradient, from one compiled scan."""
@@ -33,8 +32,11 @@ def scales_over_time(gradients, measure="normal", **options):
     return np.asarray(jax.lax.scan(step, transformation.init(gradients[0]), gradients)[1])
 
 
-@pytest.mark.parametrize("measure", IN_THE_ORACLE)
-@pytest.mark.parametrize("beta", [0.5, 0.9, 0.999, 0.9999])
+CASES = [("normal", beta) for beta in (0.5, 0.9, 0.999, 0.9999)]
+CASES += [("student_t", 0.9), ("student_t", 0.999), ("moment_rate", 0.9), ("relative_rate", 0.999)]
+
+
+@pytest.mark.parametrize(("measure", "beta"), CASES)
 def test_float32_follows_algorithm_1_at_every_step(beta, measure):
     gradients = stream()
     oracle = Oracle(beta)
@@ -56,11 +58,12 @@ def test_the_whole_step_follows_algorithm_1():
     with jax.enable_x64(True):
         gradients = stream(200).astype(np.float64)
         optimizer = cprop_optax.cprop(optax.sgd(0.1))
+        update = jax.jit(optimizer.update)
         params = jnp.zeros(gradients.shape[1])
         state, oracle, expected = optimizer.init(params), Oracle(), np.zeros(gradients.shape[1])
         for g in gradients:
-            updates, state = optimizer.update(jnp.asarray(g), state, params)
-            params = optax.apply_updates(params, updates)
+            updates, state = update(jnp.asarray(g), state, params)
+            params = params + updates
             expected = expected + oracle.observe(g).scale() * (-0.1 * g)
             np.testing.assert_allclose(params, expected, atol=1e-12)
 
@@ -93,12 +96,15 @@ def test_zero_gradients_have_scale_zero(measure, eps):
     assert np.array_equal(scales_over_time(np.zeros((5, 3), np.float32), measure, eps=eps), np.zeros((5, 3)))
 
 
+compiled_student_t = jax.jit(partial(conformity_scale, eps=0.0, measure="student_t"))
+
+
 @pytest.mark.parametrize("nu", [1, 1.2, 1.997, 2, 2.5, 4, 9, 30, 999, 1e5])
 def test_student_t_is_students_distribution(nu):
     z = np.concatenate([np.linspace(0, 10, 1001), np.logspace(1, 6, 200)])
     with jax.enable_x64(True):
         # m_hat = z and sigma = 1: v_hat = z^2 + nu
-        s = conformity_scale(z, z**2 + nu, nu + 1.0, eps=0.0, measure="student_t")
+        s = compiled_student_t(z, z**2 + nu, nu + 1.0)
         np.testing.assert_allclose(s, 2 * stats.t.cdf(z, nu) - 1, atol=1e-6)
 
 
@@ -143,28 +149,25 @@ def test_half_precision_is_computed_in_float32(dtype):
 
 # Below 1e-19 the square of a float32 vanishes: a mean square cannot tell such a gradient from zero.
 finite = st.floats(-1e6, 1e6, width=32).map(lambda g: 0.0 if abs(g) < 1e-16 else g)
-# One length, so that there is one program a setting to compile; a shorter history is one that begins with zeros.
+# One length, for the same reason as below; a shorter history is one that begins with zeros.
 histories = npst.arrays(np.float32, (12, 4), elements=finite)
 betas = st.sampled_from([0.5, 0.999])
 epsilons = st.sampled_from([0.0, 1e-8, 1e-3])
 measures = st.sampled_from(list(MEASURES))
 coefficients = st.sampled_from([0.1, 1.0, 3.0, math.inf])
-COMPILED = {}
 
 
-def final_scale(history, **options):
-    key = tuple(sorted(options.items()))
-    if key not in COMPILED:
-        transformation = scale_by_conformity(**options)
+@partial(jax.jit, static_argnames="measure")
+def compiled_scale(history, beta, eps, c, measure):
+    transformation = scale_by_conformity(beta, c, eps, measure)
+    start = transformation.init(history[0])
+    state, _ = jax.lax.scan(lambda s, g: (transformation.update(g, s)[1], None), start, history)
+    return cprop_scales(state, measure)
 
-        def run(gradients):
-            state = jax.lax.scan(
-                lambda s, g: (transformation.update(g, s)[1], None), transformation.init(gradients[0]), gradients
-            )[0]
-            return cprop_scales(state, options.get("measure", "normal"))
 
-        COMPILED[key] = jax.jit(run)
-    return np.asarray(COMPILED[key](history))
+def final_scale(history, *, beta=0.999, eps=1e-8, c=1.0, measure="normal"):
+    """The scale after a history; the settings are arrays, so that there is one program a measure to compile."""
+    return np.asarray(compiled_scale(history, *jnp.array([beta, eps, c]), measure))
 
 
 @given(histories, betas, epsilons, measures, coefficients)
