@@ -222,11 +222,11 @@ def test_extra_arguments_reach_the_inner_optimizer():
     np.testing.assert_allclose(updates, -0.1 * 0.5 * params)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
-@pytest.mark.parametrize("name", ["sgd", "adam", "in a chain", "one mean square"])
-def test_an_element_that_is_no_number_counts_as_zero(name, bad):
-    clean, spoilt = list(gradients(10)), list(gradients(10))
-    clean[4]["matrix"][2, 2], spoilt[4]["matrix"][2, 2] = 0.0, bad
+@pytest.mark.parametrize("name", ["adam", "in a chain", "one mean square"])
+def test_an_element_that_is_no_number_counts_as_zero(name):
+    clean, spoilt = list(gradients(8)), list(gradients(8))
+    for t, bad in enumerate([np.nan, np.inf, -np.inf, 1e30], 2):
+        clean[t]["matrix"][2, t], spoilt[t]["matrix"][2, t] = 0.0, bad
     assert_trees_equal(run(OPTIMIZERS[name](), tree(), spoilt), run(OPTIMIZERS[name](), tree(), clean))
 
 
