@@ -51,9 +51,9 @@ class Moments(NamedTuple):
         .. math::
           \sigma_t = \sqrt{\max(\hat v_t - \hat m_t^2, 0) / (n_t - 1 + \epsilon)} + \epsilon
 
-        One gradient has no variance. Of two that are computed apart, rounding leaves some, which
-        at :math:`n_t = 1` the formula would divide by :math:`\epsilon`: it is dropped there, and
-        the first step is taken in full, as in exact arithmetic.
+        One gradient has no variance, but the difference of its two means may keep rounding noise, which the
+        formula at :math:`n_t = 1` would divide by :math:`\epsilon`. It is dropped there, and the first step is
+        taken in full, as in exact arithmetic.
         """
         per_item = jnp.where(self.n > 1, 1 / jnp.maximum(self.n - 1 + self.eps, _tiny(self.n)), 0)
         return jnp.sqrt(jnp.maximum(self.v_hat - jnp.square(self.m_hat), 0) * per_item) + self.eps
