@@ -17,7 +17,7 @@ import draw  # noqa: E402
 import cprop  # noqa: E402
 
 project = "CProp"
-author = "The CProp developers"
+author = copyright = "The CProp developers, MIT licence"  # noqa: A001
 release = version = cprop.__version__
 
 extensions = [

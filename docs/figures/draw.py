@@ -53,8 +53,9 @@ def conformity() -> Figure:
         positive = (1 + math.erf(mean / math.sqrt(2))) / 2
         s = scale_at(np.array([mean])).item()
         axes.set_title(f"{name}: s = {s:.2f}")
-        axes.text(7.4, 0.36, f"P(> 0) = {positive:.3f}", color=BLUE, ha="right")
-        axes.text(7.4, 0.31, f"P(< 0) = {1 - positive:.3f}", color=ORANGE, ha="right")
+        place, side = (-4.4, "left") if mean > 2 else (7.4, "right")
+        axes.text(place, 0.36, f"P(> 0) = {positive:.3f}", color=BLUE, ha=side)
+        axes.text(place, 0.31, f"P(< 0) = {1 - positive:.3f}", color=ORANGE, ha=side)
         axes.set_xlabel("mean gradient, in standard errors")
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
