@@ -74,6 +74,7 @@ def add_font(app: Sphinx, exception: Exception | None) -> None:
     package = importlib.util.find_spec("ziamath")
     if exception or app.builder.format != "html" or package is None or package.origin is None:
         return
+    subset.log.setLevel("WARNING")  # it lists every letter
     options = subset.Options(flavor="woff", layout_features=["ssty"])
     font = subset.load_font(str(Path(package.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"), options)
     subsetter = subset.Subsetter(options)

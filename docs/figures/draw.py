@@ -39,7 +39,7 @@ def scale_at(z: np.ndarray, n: float = 1000.0, **settings: object) -> np.ndarray
 def conformity() -> Figure:
     """The paper's figure 1: three sampling distributions of the mean gradient."""
     figure = Figure(figsize=(8, 2.5))
-    x = np.linspace(-4.5, 7.5, 600)
+    x = np.linspace(-6, 9, 600)
     for axes, (name, mean) in zip(
         figure.subplots(1, 3, sharey=True),
         {"total conformity": 4.0, "high conformity": 1.4, "low conformity": 0.2}.items(),
@@ -53,9 +53,9 @@ def conformity() -> Figure:
         positive = (1 + math.erf(mean / math.sqrt(2))) / 2
         s = scale_at(np.array([mean])).item()
         axes.set_title(f"{name}: s = {s:.2f}")
-        place, side = (-4.4, "left") if mean > 2 else (7.4, "right")
-        axes.text(place, 0.36, f"P(> 0) = {positive:.3f}", color=BLUE, ha=side)
-        axes.text(place, 0.31, f"P(< 0) = {1 - positive:.3f}", color=ORANGE, ha=side)
+        place, side = (-5.8, "left") if mean > 2 else (8.8, "right")
+        axes.text(place, 0.36, f"P(> 0) = {positive:.3f}", color=BLUE, ha=side, fontsize=8)
+        axes.text(place, 0.31, f"P(< 0) = {1 - positive:.3f}", color=ORANGE, ha=side, fontsize=8)
         axes.set_xlabel("mean gradient, in standard errors")
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)

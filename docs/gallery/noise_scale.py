@@ -27,11 +27,11 @@ def truth(delta: torch.Tensor) -> float:
     return ((D + 1) * squared + D * NOISE**2) / squared
 
 
-def watch(batch_size: int, lr: float, steps: int, every: int) -> list[tuple[Sample, float]]:
+def watch(batch_size: int, lr: float, steps: int, every: int, beta: float = 0.999) -> list[tuple[Sample, float]]:
     """Pairs of samples and true noise scales."""
     generator = torch.Generator().manual_seed(batch_size)
     w = torch.nn.Parameter(torch.full((D,), 0.3))  # the true weights are zero: delta is w
-    optimizer = cprop.CPropSGD([w], lr=lr)
+    optimizer = cprop.CPropSGD([w], lr=lr, cprop_beta=beta)
     monitor = cprop.Monitor(optimizer, every=every, batch_size=batch_size)
     seen = []
     for _ in range(steps):
@@ -55,11 +55,11 @@ for size, estimate in zip(sizes, estimates, strict=True):
     print(f"batches of {size:3}: {estimate:6.1f}, true {at_rest[0][1]:.1f}")
 
 # %%
-# Then while learning: the signal shrinks and the true noise scale grows. The mean gradient of the last 1,000 steps lags
-# behind, so the estimate does too, until the signal is lost in noise. The error of the signal says when: shaded is one
-# standard error of it, and where it reaches zero the estimate has no upper end.
+# Then while learning: the signal shrinks, and the true noise scale grows. The estimate is one for the gradients of the
+# whole horizon, so it lags behind the truth of the moment: too low here, where the signal falls quickly. A shorter
+# horizon follows faster and is less certain; shaded is one standard error of the signal.
 
-learning = watch(32, lr=2e-3, steps=2500, every=50)
+learning = {beta: watch(32, lr=2e-3, steps=2500, every=50, beta=beta) for beta in (0.999, 0.99)}
 
 figure, (left, right) = plt.subplots(1, 2)
 for size, (sample, _), estimate in zip(sizes, at_rest, estimates, strict=True):
@@ -69,16 +69,13 @@ left.axhline(at_rest[0][1], color="0.3", linestyle=":", label="by the formula")
 left.set(xscale="log", xlabel="batch size", ylabel="noise scale, examples", ylim=(0, 180), title="at rest")
 left.legend(loc="lower right")
 
-steps = [sample.step for sample, _ in learning]
-totals = [sample.total for sample, _ in learning]
-right.plot(steps, [true for _, true in learning], color="0.3", linestyle=":", label="by the formula")
-right.plot(steps, [total.noise_scale(32) for total in totals], label="estimate")
-right.fill_between(
-    steps,
-    [32 * total.noise / (total.signal + total.signal_error) for total in totals],
-    [32 * total.noise / max(total.signal - total.signal_error, 1e-9) for total in totals],
-    alpha=0.2,
-    linewidth=0,
-)
+steps = [sample.step for sample, _ in learning[0.999]]
+right.plot(steps, [true for _, true in learning[0.999]], color="0.3", linestyle=":", label="by the formula")
+for beta, seen in learning.items():
+    totals = [sample.total for sample, _ in seen]
+    (line,) = right.plot(steps, [total.noise_scale(32) for total in totals], label=f"estimate, beta = {beta}")
+    low = [32 * total.noise / (max(total.signal, 0.0) + total.signal_error) for total in totals]
+    high = [32 * total.noise / max(total.signal - total.signal_error, 1e-9) for total in totals]
+    right.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 right.set(yscale="log", xlabel="steps", ylim=(50, 1e5), title="while learning, batches of 32")
 right.legend(loc="upper left")
