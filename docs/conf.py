@@ -66,6 +66,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "within_subsection_order": "looks.ReadingOrder",
     "abort_on_example_error": True,
+    "capture_repr": (),
     "download_all_examples": False,
     "image_scrapers": ("matplotlib", "looks.scrape_plain_figures"),
     "reset_modules": ("looks.reset",),

@@ -111,7 +111,7 @@ def horizon() -> Figure:
 
 def two_parameters() -> Figure:
     """Gradients of two parameters, their running means, and the scales that follow."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(2)  # whose noise is of average luck: a mean scale of 0.39
     steps, turn = 4000, 2500
     gradients = torch.randn(steps, 2, generator=generator)
     gradients[:turn, 0] += 0.15

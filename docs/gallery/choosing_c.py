@@ -35,9 +35,9 @@ for step in range(STEPS):
 losses, scales = torch.stack(losses, 1), torch.stack(scales, 1)
 
 # %%
-# The smaller ``c``, the lower the noise floor; the larger, the sooner the run has found the minimum that moved, because
-# the statistics take a while to believe it. ``c = inf`` is plain SGD. Nothing here says which is best on test data: that
-# is what the paper's larger ``c`` are for, and a toy has no test data.
+# The smaller ``c``, the lower the noise floor. The larger, the sooner the run has found the minimum that moved,
+# because the statistics take a while to believe it. ``c = inf`` is plain SGD. Nothing here says which is best on test
+# data; that is what the paper has larger ``c`` for, and a toy has no test data.
 
 
 def smooth(x: torch.Tensor, window: int = 20) -> torch.Tensor:
@@ -57,4 +57,5 @@ right.set(xlabel="steps", ylabel="mean scale", ylim=(0, 1.05), title="mean scale
 left.legend(fontsize=8)
 
 for c, loss in zip(CS, losses, strict=True):
-    print(f"c = {c:<4g} before the move {loss[1300:MOVES].mean():.2f}, 50 steps after it {loss[MOVES + 50]:.2f}")
+    before, after = loss[MOVES - 200 : MOVES].mean(), loss[MOVES + 50]
+    print(f"c = {c:<4g} before the move {before:.2f}, 50 steps after it {after:.2f}")
