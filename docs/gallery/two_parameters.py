@@ -59,5 +59,5 @@ axes[2].set(title="scales", xlabel="steps", ylim=(0, 1.05))
 axes[2].legend()
 
 for name, run in (("SGD", plain), ("CPropSGD", scaled)):
-    late = run[2000:]
-    print(f"{name:9} over the last 1,000 steps: deviation of a {late[:, 0].std():.2f}, of b {late[:, 1].std():.2f}")
+    a, b = run[2000:].std(0)
+    print(f"{name:9} over the last 1,000 steps: deviation of a {a:.2f}, of b {b:.2f}")
