@@ -15,6 +15,7 @@ import torch
 from torch.nn import Parameter
 
 import cprop
+from cprop.advice import PATIENCE, SURE, WORTH_A_WORD
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -61,6 +62,13 @@ def test_the_code_of_a_page_runs(page, monkeypatch):
     names = {}
     for block in blocks:
         exec(compile(block, f"{page}.md", "exec"), names)
+
+
+def test_the_page_on_diagnostics_has_the_thresholds_of_the_advice():
+    page = (DOCS / "diagnostics.md").read_text()
+    assert f"mean scale above {SURE} for {PATIENCE:,} steps" in page
+    assert f"from {100 * WORTH_A_WORD:.0f} % on" in page
+    assert f"after {PATIENCE:,} steps" in page
 
 
 # The optimizer that the page on internals adds.
