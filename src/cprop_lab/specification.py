@@ -30,7 +30,7 @@ class Specification:
 
     Args:
         workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
-        optimizer: a name of :data:`cprop_lab.optimizers.RECIPES`; ``cprop-`` before it scales its updates, ``+cosine``
+        optimizer: a name of ``cprop_lab.optimizers.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
             after it decays the learning rate to zero, ``+ema`` averages the weights for evaluation.
         lr: the learning rate, at the start where it decays.
         seed: decides the initial weights, the order of the data, augmentation and dropout.

@@ -1,0 +1,82 @@
+"""The documentation site: ``sphinx-build -W --keep-going -n docs docs/_build``.
+
+Nothing is fetched, neither by the build nor by a reader's browser: formulas are MathML, fonts are the system's, and
+names of other projects are not looked up on their sites.
+"""
+
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS / "_extensions"), str(DOCS / "figures")]
+
+import draw  # noqa: E402
+
+import cprop  # noqa: E402
+
+project = "CProp"
+author = copyright = "The CProp developers, MIT licence"  # noqa: A001
+release = version = cprop.__version__
+
+extensions = [
+    "mathml",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "gallery", "drawn"]
+
+html_theme = "furo"
+html_title = f"CProp {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#005a8d", "color-brand-content": "#005a8d"},
+    "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
+}
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say what an argument is; signatures show names and defaults
+autodoc_mock_imports = ["lightning", "transformers"]  # two callbacks derive from them, and importing takes long
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+python_maximum_signature_line_length = 80
+
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"torch(\..*)?"),  # torch's names, as its site is not asked
+]
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "looks.ReadingOrder",
+    "abort_on_example_error": True,
+    "capture_repr": (),
+    "download_all_examples": False,
+    "image_scrapers": ("matplotlib", "looks.scrape_plain_figures"),
+    "reset_modules": ("looks.reset",),
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": 10_000,
+}
+
+
+def setup(app: Sphinx) -> None:
+    """Draw the figures of the pages before anything reads the pages."""
+    app.connect("builder-inited", lambda _: draw.everything(DOCS / "drawn"))

@@ -1,0 +1,59 @@
+"""Lion, scaled by conformity: all that it takes to add an optimizer. Weight decay is left out."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from cprop.arithmetic import Number, add
+from cprop.conformity import Measure
+from cprop.moments import StatisticsScalars, observe, running_mean, scale_from
+from cprop.optimizers.base import NativeOptimizer, check_betas, complete
+from cprop.rules import GRAD, PARAM
+
+
+class LionScalars(NamedTuple):
+    """The numbers of a step; Lion's weights are one less its betas."""
+
+    lr: Number
+    weight1: Number
+    weight2: Number
+    statistics: StatisticsScalars
+
+
+def lion(x: Mapping[str, Tensor], h: LionScalars, measure: str | Measure) -> dict[str, Tensor]:
+    """One step of Lion, its update multiplied by the conformity scale."""
+    p, g = x[PARAM], x[GRAD]
+    updated = observe(g, x, h.statistics)
+    scale = scale_from(updated, h.statistics, measure)
+    direction = torch.sign(running_mean(x["exp_avg"], g, h.weight1))
+    updated["exp_avg"] = running_mean(x["exp_avg"], g, h.weight2)
+    updated[PARAM] = add(p, direction, -h.lr, scale)
+    return updated
+
+
+class CPropLion(NativeOptimizer):
+    """Lion (Chen et al., 2023) whose steps shrink where gradients disagree."""
+
+    rule = staticmethod(lion)
+    counts_steps = False  # Lion corrects no bias, and asks for no step
+
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **options: Any
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, **complete(options)})
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_betas(group["betas"])
+
+    def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg",)
+
+    def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> LionScalars:
+        return LionScalars(group["lr"], 1 - group["betas"][0], 1 - group["betas"][1], statistics)
+
+    def _flags(self, group: Mapping[str, Any]) -> str | Measure:
+        return group["cprop_measure"]
