@@ -34,8 +34,8 @@ class Monitor:
         \Sigma_B = \frac{\hat v - \hat m^2}{1 - k}, \qquad G^2 = \hat m^2 - k\,\Sigma_B, \qquad
         k = \frac{(1 - \beta)(1 + \beta^t)}{(1 + \beta)(1 - \beta^t)}
 
-    are unbiased if the gradients of the last :math:`1 / (1 - \beta)` steps have one mean. In training it drifts, and
-    the drift counts as noise: the noise scale is then an upper bound.
+    are unbiased if the gradients of the last :math:`1 / (1 - \beta)` steps have one mean. In training it does not
+    stand still: where it turns, the turn counts as noise, and where it shrinks, the estimate lags behind.
 
     Args:
         optimizer: any of this package.
