@@ -69,7 +69,9 @@ def limits() -> str:
     adam = measured["kernel_ms"]["torch Adam, fused"]
     rows = [
         [
-            {"torch Adam, fused": name, "nothing": "CPropAdam's kernel"}.get(name, f"CPropAdam's kernel without {name}"),
+            {"torch Adam, fused": name, "nothing": "CPropAdam's kernel"}.get(
+                name, f"CPropAdam's kernel without {name}"
+            ),
             f"{ms:.1f}",
             f"{ms / adam:.2f}",
         ]
