@@ -40,6 +40,8 @@ ROWS: Final = (
     *("adamw", "cprop-adamw", "adamw+cosine", "cprop-adamw+cosine"),
     *("schedule-free-adamw", "schedule-free-cprop", "cautious-adamw", "prodigy", "lion", "adabelief"),
 )
+TIMINGS: Final = 3
+"""Short runs of every row for the seconds of a step, in turn; the fastest counts."""
 WEIGHT_DECAY: Final = 0.01
 """Of AdamW, torch's default: without any it would be Adam. The others have none, for training losses are compared."""
 
@@ -111,7 +113,11 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     """
     groups = by_seed(runs)
     goals = [_losses(groups, target) for target in TARGETS]
-    seconds = {run.specification.optimizer: seconds_a_step(run) for run in timings}
+    seconds: dict[str, float] = {}
+    for run in timings:
+        # Whatever else goes on makes a step longer, never shorter.
+        found = seconds.get(run.specification.optimizer, math.inf)
+        seconds[run.specification.optimizer] = min(found, seconds_a_step(run))
     adams = seconds.get(TARGETS[0].optimizer, math.nan)
     called = names(groups)
     entries = [

@@ -107,7 +107,7 @@ def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
     chosen = EXPERIMENTS["scoreboard-fmnist-fc"].only(["adam", "adamw", "adamw+cosine"])
     about = chosen.run(SMALL, engine.run, select=False)
     runs, timings = engine.store.runs(about["runs"]), engine.store.runs(about["timings"])
-    assert len(timings) == len(chosen.variants) == len(runs) / SMALL.seeds
+    assert len(timings) / scoreboard.TIMINGS == len(chosen.variants) == len(runs) / SMALL.seeds
     decays = {run.specification.optimizer: run.specification.settings.get("weight_decay") for run in runs}
     assert decays["cprop-adamw"] == 0.01
     assert not decays["adam"]

@@ -73,9 +73,9 @@ class Variant:
         )
         return learning_rate.shortened(whole, length.selection) if selecting else whole
 
-    def timing(self, preset: Preset, lr: float) -> Specification:
+    def timing(self, preset: Preset, lr: float, seed: int = 0) -> Specification:
         """A short run that tells the seconds of a step."""
-        return scoreboard.timing(self.specification(preset, lr), preset.lengths[self.workload].selection // 5)
+        return scoreboard.timing(self.specification(preset, lr, seed), preset.lengths[self.workload].selection // 5)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class Experiment:
             runs = run(self.specifications(preset, settings))
         timings: list[Run] = []
         if self.kind == "scoreboard":
-            timings = run([v.timing(preset, settings[v.setting()]) for v in self.variants])
+            turns = range(scoreboard.TIMINGS)
+            timings = run([v.timing(preset, settings[v.setting()], turn) for turn in turns for v in self.variants])
         return {
             "experiment": self.name,
             "title": self.title,
