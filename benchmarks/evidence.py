@@ -177,7 +177,8 @@ def fact(experiment: str, name: str, what: str) -> str:
         experiment: its name.
         name: of the optimizer, as tables have it.
         what: ``"iterations"`` for the part that CProp needs of the plain optimizer's; ``"lr"``; a column of the curves
-            for its end; on a scoreboard ``"place"``, or ``"iterations 1"``, ``"seconds 2"`` and the like to a target.
+            for its end; on a scoreboard ``"place"``, ``"cost"`` for the time of a step against Adam's, or
+            ``"iterations 1"``, ``"seconds 2"`` and the like to a target.
 
     Raises:
         KeyError: if there is no such number.
@@ -187,6 +188,8 @@ def fact(experiment: str, name: str, what: str) -> str:
         entries = {entry.name: entry for entry in scores(*found)}
         if what == "place":
             return str(list(entries).index(name) + 1)
+        if what == "cost":
+            return f"{entries[name].cost:.2f}"
         of, _, target = what.partition(" ")
         if target:
             return scoreboard.part_in_words(entries[name], int(target) - 1, of)

@@ -22,7 +22,7 @@ from cprop_lab.cost import Cost
 ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("step", "scale", "lab", "cluster")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("step", "scale", "lab", "cluster", "diagnostics")),
     *(ROOT / "docs" / "results" / f"{name}.md" for name in ("index", "scoreboard", "when-to-use")),
 )
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
@@ -196,6 +196,30 @@ def programme() -> str:
     return f"{costs}\n\nMade by `{run['command']}`; a search for learning rates is taken to try five of them."
 
 
+def monitor() -> str:
+    """What looking costs."""
+    run = results("monitor")
+    rows = (
+        [
+            name,
+            f"{row['parameters']:,}",
+            f"{row['step_ms']:.1f}",
+            f"{row['sample_ms']:.1f}",
+            f"{100 * row['share']:.2f} %",
+        ]
+        for name, row in run["networks"].items()
+    )
+    headings = [
+        "network",
+        "parameters",
+        "training step, ms",
+        "a sample, ms",
+        f"a sample every {run['every']} steps adds",
+    ]
+    how = f"Made by `python -m benchmarks.monitor`: batches of 32, fused CPropAdam, {run['threads']} threads."
+    return f"{table(headings, rows)}\n\n{how}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "claims": claims,
     "step": step,
@@ -208,6 +232,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cost at scale": cost_at_scale,
     "engine": engine,
     "programme": programme,
+    "monitor": monitor,
     "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc"),
 }
 

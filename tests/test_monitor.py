@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cprop
 from cprop.advice import PATIENCE, advice
-from cprop.summary import BINS, Layer, Sample, block_sums, compiled_sums
+from cprop.summary import BINS, Layer, Sample, at_least, kernel, summed, summed_and_shown
 
 
 def network():
@@ -59,12 +59,14 @@ def test_it_says_what_the_scales_are(make):
     assert sum(weights) / last.total.elements == pytest.approx(last.total.mean_scale)
 
 
-def test_compiled_is_eager():
-    m, v = torch.randn(1000) * 1e-3, torch.rand(1000) * 1e-4 + 1e-5
+@pytest.mark.parametrize("function", [summed, at_least, summed_and_shown])
+def test_a_kernel_gives_what_its_function_gives(function):
     numbers = torch.tensor([1.0, *cprop.conformity.Corrections.of(300.0, 1e-8, 0.3, 0.3)])
-    torch.testing.assert_close(
-        compiled_sums()((m, v), numbers, "normal"), block_sums((m, v), numbers, "normal"), rtol=1e-5, atol=1e-9
-    )
+    compiled = kernel(function, "normal", 2, False, torch.float32, torch.device("cpu"))
+    for length in (1000, 17, 1):  # one kernel for all
+        m, v = torch.randn(length) * 1e-3, torch.rand(length) * 1e-4 + 1e-5
+        (found,) = compiled(length, m, v, numbers)
+        torch.testing.assert_close(found, function((m, v), numbers, "normal"), rtol=1e-5, atol=1e-9)
 
 
 def test_a_parameter_longer_than_a_block_and_a_histogram(monkeypatch):

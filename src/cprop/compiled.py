@@ -24,7 +24,7 @@ from cprop import eight_bit
 from cprop.arithmetic import Number, expanded_functions
 from cprop.rules import Rule, apply
 
-__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "kernel", "pack"]
+__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "kernel", "pack", "traced", "vector"]
 
 Kernel = Callable[..., object]
 
@@ -130,10 +130,6 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
         structure: of its scalars, from :func:`pack`.
         kind: of its tensors, which will be given in the order of ``kind.names``.
     """
-    # Importing these takes a second, and most programs never need it.
-    import torch._inductor
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     names, dtypes, device, long = kind
 
     def run(length: int, *arguments: Tensor) -> tuple[()]:
@@ -149,8 +145,28 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
         *(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)),
         torch.empty(how_many(structure), dtype=kind.number_dtype, device=device),
     ]
-    expand = device.type == "cpu" and kind.number_dtype == torch.float32
-    with torch.no_grad(), expanded_functions(expand):
+    return traced(run, example, threads=long)
+
+
+def traced(run: Callable[..., Any], example: list[Any], threads: bool) -> Kernel:
+    """A function of a length, tensors and one tensor of numbers as a kernel; the example's sizes are not its own.
+
+    Args:
+        run: the function.
+        example: arguments such as it will get; vectors as long as :data:`_TRACING_LENGTH`, and the numbers last.
+        threads: whether it may wake other threads on a CPU.
+    """
+    # Importing these takes a second, and most programs never need it.
+    import torch._inductor
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    numbers = example[-1]
+    with torch.no_grad(), expanded_functions(numbers.device.type == "cpu" and numbers.dtype == torch.float32):
         graph = make_fx(run, tracing_mode="symbolic")(*example)
-        options = {"config_patches": _OPTIONS if long else {**_OPTIONS, "cpp.threads": 1}}
+        options = {"config_patches": _OPTIONS if threads else {**_OPTIONS, "cpp.threads": 1}}
         return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=options)
+
+
+def vector(device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A vector to trace with."""
+    return torch.empty(_TRACING_LENGTH, dtype=dtype, device=device)

@@ -10,13 +10,16 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from itertools import pairwise
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cprop.arithmetic import Number, divided, expanded_functions
+from cprop import compiled
+from cprop.arithmetic import Number, divided
+from cprop.compiled import LONG
 from cprop.conformity import Corrections, Measure, Moments, scale_of
 from cprop.sharding import local
 
@@ -141,28 +144,48 @@ def sums(moments: Moments, group: Mapping[str, Any]) -> Tensor:
     precise = torch.float32 if device.type == "mps" else torch.float64  # for counts beyond 2^24
     if not number:  # a rank may hold nothing of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
-    numbers, measure = as_one_tensor([group["cprop_c"], *moments.k], device), group["cprop_measure"]
+    numbers = as_one_tensor([group["cprop_c"], *moments.k], tensors[0])
+    fused = bool(group.get("cprop_fused") or group.get("fused"))
+
+    def run(function: Look, elements: Sequence[Tensor]) -> Tensor:
+        if not fused:
+            return function(elements, numbers, group["cprop_measure"])
+        call = kernel(function, group["cprop_measure"], len(elements), number >= LONG, numbers.dtype, device)
+        (found,) = call(len(elements[0]), *elements, numbers)
+        return found
+
     if number <= SHOWN:
-        # One pass does for both; a kernel would take longer to call than to run.
-        found = terms(tensors, numbers, measure)
-        total, scale = added(found).to(precise), found.scale
-    else:
-        fused = group.get("cprop_fused") or group.get("fused")
-        run = compiled_sums() if fused else block_sums
-        with expanded_functions(device.type == "cpu"):
-            blocks = zip(*(x.split(BLOCK) for x in tensors), strict=True)
-            total = torch.stack([run(block, numbers, measure).to(precise) for block in blocks]).sum(0)
-        stride = math.ceil(number / SHOWN)
-        scale = scale_of_block([x[::stride] for x in tensors], numbers, measure)
-    shown = torch.histc(scale.float(), BINS, 0, 1) * (number / scale.numel())
-    return torch.cat([total, shown.to(precise)])
+        return run(summed_and_shown, tensors).to(precise)
+    blocks = zip(*(x.split(BLOCK) for x in tensors), strict=True)
+    total = torch.stack([run(summed, block) for block in blocks]).to(precise).sum(0)
+    stride = math.ceil(number / SHOWN)
+    some = [x[::stride].contiguous() for x in tensors]
+    return torch.cat([total, run(at_least, some).to(precise) * (number / len(some[0]))])
 
 
-def as_one_tensor(numbers: Sequence[Number], device: torch.device) -> Tensor:
+Look: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
+
+
+@functools.cache
+def kernel(
+    function: Look, measure: str | Measure, tensors: int, threads: bool, dtype: torch.dtype, device: torch.device
+) -> Callable[..., tuple[Tensor]]:
+    """One of the functions below as a kernel, for optimizers that run fused: they have a compiler."""
+
+    def run(_: int, *arguments: Tensor) -> tuple[Tensor]:
+        *elements, numbers = arguments
+        return (function(elements, numbers, measure),)
+
+    vectors = [compiled.vector(device, dtype) for _ in range(tensors)]
+    numbers = torch.empty(1 + len(Corrections._fields), dtype=dtype, device=device)
+    return cast("Callable[..., tuple[Tensor]]", compiled.traced(run, [len(vectors[0]), *vectors, numbers], threads))
+
+
+def as_one_tensor(numbers: Sequence[Number], like: Tensor) -> Tensor:
     """Numbers as one tensor: those in the text of a kernel would be compiled into it."""
     if any(isinstance(x, Tensor) for x in numbers):
-        return torch.stack([torch.as_tensor(x, dtype=torch.float32, device=device) for x in numbers])
-    return torch.tensor(numbers, dtype=torch.float32, device=device)
+        return torch.stack([torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in numbers])
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)
 
 
 def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
@@ -180,7 +203,8 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
     """What some elements add to the sums, each."""
     moments = of_block(tensors, numbers)
     k = moments.k
-    m_hat, v_hat = moments.m_hat, moments.v_hat
+    # Two scalars are divided here, and not two tensors.
+    m_hat, v_hat = moments.m * (1 / k.b), moments.v * (1 / k.b_v)
     mean_squared = m_hat * m_hat
     variance = torch.relu(v_hat - mean_squared)
     standard_error = torch.sqrt(variance * k.k_m)
@@ -197,20 +221,20 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
     )
 
 
-def added(found: Sums[Tensor]) -> Tensor:
-    """The sums; in float32, which counts to 2^24: a block is shorter."""
-    return torch.stack([x.sum(dtype=torch.float32) for x in found])
+def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+    """The sums over a block of elements; in float32, which counts to 2^24: a block is shorter."""
+    return torch.stack([x.sum(dtype=torch.float32) for x in terms(tensors, numbers, measure)])
 
 
-def block_sums(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
-    """The sums over a block of elements."""
-    return added(terms(tensors, numbers, measure))
+def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+    """How many scales are in each part of [0, 1] or above it: comparisons and sums, for which a kernel has no words."""
+    scale = scale_of_block(tensors, numbers, measure)
+    return torch.stack([(scale >= edge / BINS).sum(dtype=torch.float32) for edge in range(BINS)])
 
 
-@functools.cache
-def compiled_sums() -> Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]:
-    """The same in one kernel, for optimizers that run fused: they have a compiler."""
-    return torch.compile(block_sums, dynamic=True, fullgraph=True)
+def summed_and_shown(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+    """Both at once, for parameters so small that a call takes longer than what it does."""
+    return torch.cat([summed(tensors, numbers, measure), at_least(tensors, numbers, measure)])
 
 
 def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
@@ -233,7 +257,7 @@ def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
 
 def layer(row: Sequence[float], beta: float, t: float) -> Layer:
     """What the sums over a parameter come to, after its step ``t``."""
-    of, shown = Sums(*row[:-BINS]), row[-BINS:]
+    of, at_least = Sums(*row[:-BINS]), [*row[-BINS:], 0.0]
     # The squares of the running mean's weights add up to k: its variance is k times a gradient's.
     k = (1 - beta) * (1 + beta**t) / ((1 + beta) * (1 - beta**t))
     unbiased = 1 / (1 - k) if t > 1 else math.nan  # one gradient has no variance
@@ -242,7 +266,7 @@ def layer(row: Sequence[float], beta: float, t: float) -> Layer:
     return Layer(
         elements=round(of.elements),
         mean_scale=of.scale / of.elements,
-        histogram=tuple(share / sum(shown) for share in shown),
+        histogram=tuple((lower - upper) / at_least[0] for lower, upper in pairwise(at_least)),
         eps_dominates=of.eps_dominates / of.elements,
         silent=of.silent / of.elements,
         signal=of.mean_squared - k * noise,

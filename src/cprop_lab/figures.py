@@ -25,7 +25,7 @@ from matplotlib.patches import Patch
 from cprop_lab.groups import WORDS, Kin, by_place, by_step, grouped, kin, metric, names, over_seeds, place, with_status
 from cprop_lab.learning_rate import choose, final_loss
 from cprop_lab.results import BINS, METRICS, Run, measured
-from cprop_lab.scoreboard import TARGETS, Entry
+from cprop_lab.scoreboard import TARGETS, Entry, part_in_words
 from cprop_lab.specification import Specification
 from cprop_lab.targets import Pair, outcome, spread
 
@@ -486,9 +486,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
                 dots: Look = {"color": colour, "markerfacecolor": "white", "markersize": 3}
                 axes.plot(parts, [row + offset] * len(parts), "o", **dots)
             if math.isinf(entry.part(number)):
-                reached = sum(map(math.isfinite, entry.iterations[number]))
-                words = "not reached" + f" (by {reached} of {len(entry.runs)} seeds)" * bool(reached)
-                axes.text(0.02, row, words, va="center", fontsize=8, color="0.3")
+                axes.text(0.02, row, part_in_words(entry, number), va="center", fontsize=8, color="0.3")
         axes.set_xlim(0, furthest * 1.05)
         axes.set_title("\n".join(textwrap.wrap(target.title, 26)))
         axes.set_xlabel("part of Adam's whole run")

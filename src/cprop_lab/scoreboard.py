@@ -157,11 +157,15 @@ def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
 
 
 def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
-    """The part of Adam's run that a target took, or that it was not reached, and by how many seeds it was."""
+    """The part of Adam's run that a target took, and by how many seeds it was reached, if not by all."""
     part, parts = entry.part(target, of), entry.iterations[target]
     reached = sum(map(math.isfinite, parts))
-    some = f" ({reached} of {len(parts)} seeds)" * (0 < reached < len(parts))
-    return (f"{part:.2f}" if math.isfinite(part) else "not reached") + some
+    if not reached:
+        return "not reached"
+    some = f"reached by {reached} of {len(parts)}"
+    if reached == len(parts):
+        return f"{part:.2f}"
+    return f"{part:.2f} ({some})" if math.isfinite(part) else some
 
 
 def _ends(entry: Entry, column: str) -> str:
