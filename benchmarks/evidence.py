@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from cprop_lab.groups import WORDS, grouped, metric, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.report import draw, scores
 from cprop_lab.results import BINS, METRICS, Run, Store, measured
-from cprop_lab.targets import Pair, facet, outcome, pairs, shown, smoothed
+from cprop_lab.targets import ended, facet, outcome, pairs, shown
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "evidence"
@@ -81,18 +81,11 @@ def _pairs(experiment: Kept) -> str:
             name,
             f"{pair.plain[0].specification.lr:g}",
             outcome(pair, "iterations"),
-            *(ends(runs, c) for c in ("train_loss", column) for runs in (pair.plain, pair.scaled)),
+            *(ended(runs, c) for c in ("train_loss", column) for runs in (pair.plain, pair.scaled)),
         ]
         for name, pair in found.items()
     ]
     return table(headings, rows)
-
-
-def ends(runs: Sequence[Run], column: str) -> str:
-    """What a curve ends with, over seeds."""
-    times, unit = (100, " %") if column == "accuracy" else (1, "")
-    values = [times * float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"]
-    return shown(values, unit, nothing="diverged")
 
 
 def _scales(experiment: Kept) -> str:
@@ -194,15 +187,11 @@ def fact(experiment: str, name: str, what: str) -> str:
         if target:
             return scoreboard.part_in_words(entries[name], int(target) - 1, of)
     if what == "iterations":
-        return outcome(_pair(found, name), "iterations")
+        return outcome(pairs(found.runs)[name], "iterations")
     runs = [run for run in found.runs if named(run) == name]
     if not runs:
         raise KeyError(f"{experiment} has no {name}: it has {', '.join(dict.fromkeys(map(named, found.runs)))}")
-    return f"{runs[0].specification.lr:g}" if what == "lr" else ends(runs, what)
-
-
-def _pair(found: Kept, name: str) -> Pair:
-    return pairs(found.runs)[name]
+    return f"{runs[0].specification.lr:g}" if what == "lr" else ended(runs, what)
 
 
 # Figures.

@@ -16,7 +16,7 @@ from cprop_lab.groups import WORDS, by_place, grouped, metric, names, with_statu
 from cprop_lab.learning_rate import WINDOW
 from cprop_lab.results import METRICS, Run, Store, measured
 from cprop_lab.scoreboard import Entry
-from cprop_lab.targets import NOTHING, Pair, shown, smoothed
+from cprop_lab.targets import NOTHING, Pair, ended, shown
 
 __all__ = ["draw", "scores", "write"]
 
@@ -253,18 +253,12 @@ def _ends(runs: Sequence[Run]) -> str:
 
 def _end(runs: Sequence[Run], with_metric: bool) -> list[str]:
     """The cells of a group of runs; those that diverged are counted, and left out of the means."""
-    finished = with_status(runs, "finished")
-    diverged = len(runs) - len(finished)
-
-    def end(column: str, nothing: str = NOTHING) -> str:
-        times, unit = (100, " %") if column == "accuracy" else (1, "")
-        return shown([times * float(smoothed(run, column)[-1]) for run in finished], unit, nothing)
-
+    diverged = len(with_status(runs, "diverged"))
     return [
         f"{len(runs)}" + f" ({diverged} diverged)" * bool(diverged),
-        end("train_loss", nothing="diverged"),
-        end("test_loss"),
-        *[end(metric(runs))] * with_metric,
+        ended(runs, "train_loss"),
+        ended(runs, "test_loss", NOTHING),
+        *[ended(runs, metric(runs), NOTHING)] * with_metric,
         shown([1000 * run.column("seconds")[-1] / run.column("step")[-1] for run in runs if run.column("step")[-1]]),
     ]
 

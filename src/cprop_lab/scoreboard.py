@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from cprop_lab.groups import WORDS, metric, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.results import Run, measured
 from cprop_lab.specification import Specification
-from cprop_lab.targets import by_seed, shown, smoothed, when
+from cprop_lab.targets import by_seed, ended, smoothed, when
 
 __all__ = [
     "ROWS",
@@ -131,7 +131,7 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     ]
 
     def order(entry: Entry) -> tuple[float, ...]:
-        return (*(entry.part(target) for target in range(len(TARGETS))), *entry.end()[:1])
+        return (*(entry.part(target) for target in range(len(TARGETS))), fmean(entry.end() or [math.inf]))
 
     return sorted(entries, key=order)
 
@@ -149,7 +149,7 @@ def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
             f"{entry.specification.lr:g}",
             *(part_in_words(entry, target, of) for target in range(len(TARGETS)) for of in ("iterations", "seconds")),
             f"{entry.cost:.2f}",
-            *(_ends(entry, name) for name in ("train_loss", column)),
+            *(ended(entry.runs, name) for name in ("train_loss", column)),
         ]
         for entry in entries
     ]
@@ -166,11 +166,6 @@ def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
     if reached == len(parts):
         return f"{part:.2f}"
     return f"{part:.2f} ({some})" if math.isfinite(part) else some
-
-
-def _ends(entry: Entry, column: str) -> str:
-    times, unit = (100, " %") if column == "accuracy" else (1, "")
-    return shown([times * value for value in entry.end(column)], unit, nothing="diverged")
 
 
 def _losses(groups: dict[Specification, list[Run]], target: Target) -> dict[int, float]:

@@ -19,7 +19,19 @@ from cprop_lab.learning_rate import WINDOW, final_loss
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 
-__all__ = ["Pair", "Reached", "Spread", "by_seed", "outcome", "pairs", "reached", "shown", "smoothed", "spread"]
+__all__ = [
+    "Pair",
+    "Reached",
+    "Spread",
+    "by_seed",
+    "ended",
+    "outcome",
+    "pairs",
+    "reached",
+    "shown",
+    "smoothed",
+    "spread",
+]
 
 
 class Reached(NamedTuple):
@@ -85,6 +97,13 @@ def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
     """A curve, each value averaged with the few before it."""
     values = run.column(column)
     return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
+
+
+def ended(runs: Iterable[Run], column: str, nothing: str = "diverged") -> str:
+    """What a curve ends with, over seeds; runs that diverged are left out."""
+    times, unit = (100, " %") if column == "accuracy" else (1, "")
+    values = [times * float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"]
+    return shown(values, unit, nothing)
 
 
 def reached(run: Run, target: float) -> Reached | None:
