@@ -24,7 +24,7 @@ from cprop import eight_bit
 from cprop.arithmetic import Number, expanded_functions
 from cprop.rules import Rule, apply
 
-__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "kernel", "pack", "traced", "vector"]
+__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "in_one_tensor", "kernel", "pack", "traced", "vector"]
 
 Kernel = Callable[..., object]
 
@@ -99,10 +99,15 @@ class Packed(NamedTuple):
 def pack(call: Call, dtype: torch.dtype, device: torch.device) -> Packed:
     """Pack a call for kernels of a device whose scalars are of a dtype."""
     numbers, structure = flatten(call)
+    return Packed(in_one_tensor(numbers, dtype, device), structure)
+
+
+def in_one_tensor(numbers: Sequence[Number], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers as a kernel takes them: in its text they would be compiled into it."""
     if any(isinstance(number, Tensor) for number in numbers):
-        return Packed(torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers]), structure)
+        return torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers])
     packed = torch.tensor(numbers, dtype=dtype)
-    return Packed(packed if device.type == "cpu" else packed.to(device, non_blocking=True), structure)
+    return packed if device.type == "cpu" else packed.to(device, non_blocking=True)
 
 
 class Kind(NamedTuple):

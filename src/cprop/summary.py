@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cprop import compiled
-from cprop.arithmetic import Number, divided
+from cprop.arithmetic import divided
 from cprop.compiled import LONG
 from cprop.conformity import Corrections, Measure, Moments, scale_of
 from cprop.sharding import local
@@ -121,7 +121,6 @@ T = TypeVar("T")
 class Sums(NamedTuple, Generic[T]):
     """What is added up over the elements of a parameter (so it can be added up over ranks too): terms, or the sums."""
 
-    elements: T
     scale: T
     eps_dominates: T
     silent: T
@@ -144,7 +143,7 @@ def sums(moments: Moments, group: Mapping[str, Any]) -> Tensor:
     precise = torch.float32 if device.type == "mps" else torch.float64  # for counts beyond 2^24
     if not number:  # a rank may hold nothing of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
-    numbers = as_one_tensor([group["cprop_c"], *moments.k], tensors[0])
+    numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
     fused = bool(group.get("cprop_fused") or group.get("fused"))
 
     def run(function: Look, elements: Sequence[Tensor]) -> Tensor:
@@ -181,13 +180,6 @@ def kernel(
     return cast("Callable[..., tuple[Tensor]]", compiled.traced(run, [len(vectors[0]), *vectors, numbers], threads))
 
 
-def as_one_tensor(numbers: Sequence[Number], like: Tensor) -> Tensor:
-    """Numbers as one tensor: those in the text of a kernel would be compiled into it."""
-    if any(isinstance(x, Tensor) for x in numbers):
-        return torch.stack([torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in numbers])
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)
-
-
 def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
     """The moments of some elements, whose scalars come as one tensor, after ``c``."""
     m, v, *rest = tensors
@@ -209,7 +201,6 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
     variance = torch.relu(v_hat - mean_squared)
     standard_error = torch.sqrt(variance * k.k_m)
     return Sums(
-        torch.ones_like(m_hat),
         scale_of_block(tensors, numbers, measure),
         # Beyond ten times eps the scale is one in any case: there is no doubt for eps to add.
         (standard_error < k.eps) & (torch.abs(m_hat) < 10 * k.eps) & (v_hat > 0),
@@ -258,17 +249,18 @@ def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
 def layer(row: Sequence[float], beta: float, t: float) -> Layer:
     """What the sums over a parameter come to, after its step ``t``."""
     of, at_least = Sums(*row[:-BINS]), [*row[-BINS:], 0.0]
+    elements = at_least[0]  # every scale is at least zero
     # The squares of the running mean's weights add up to k: its variance is k times a gradient's.
     k = (1 - beta) * (1 + beta**t) / ((1 + beta) * (1 - beta**t))
     unbiased = 1 / (1 - k) if t > 1 else math.nan  # one gradient has no variance
     noise = of.variance * unbiased
     error = 2 * k**2 * of.variance_squared * unbiased**2 + 4 * k * of.variance_times_mean_squared * unbiased
     return Layer(
-        elements=round(of.elements),
-        mean_scale=of.scale / of.elements,
-        histogram=tuple((lower - upper) / at_least[0] for lower, upper in pairwise(at_least)),
-        eps_dominates=of.eps_dominates / of.elements,
-        silent=of.silent / of.elements,
+        elements=round(elements),
+        mean_scale=of.scale / elements,
+        histogram=tuple((lower - upper) / elements for lower, upper in pairwise(at_least)),
+        eps_dominates=of.eps_dominates / elements,
+        silent=of.silent / elements,
         signal=of.mean_squared - k * noise,
         noise=noise,
         signal_error=math.sqrt(error),
