@@ -18,10 +18,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from cprop_lab import scoreboard
 from cprop_lab.figures import save
-from cprop_lab.groups import WORDS, grouped, metric, names
+from cprop_lab.groups import WORDS, grouped, judged_by, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.report import draw, scores
-from cprop_lab.results import BINS, METRICS, Run, Store, measured
+from cprop_lab.results import BINS, Run, Store
 from cprop_lab.targets import ended, facet, outcome, pairs, shown
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +73,7 @@ def section(name: str) -> str:
 def _pairs(experiment: Kept) -> str:
     """Each optimizer without and with CProp: iterations to target, and where both end."""
     found = pairs(experiment.runs)
-    column = metric(experiment.runs) if any(measured(experiment.runs, m) for m in METRICS) else "test_loss"
+    column = judged_by(experiment.runs)
     headings = ["", "learning rate", "iterations with CProp, as a part"]
     headings += [f"{WORDS[c]}, {which}" for c in ("train_loss", column) for which in ("without", "with CProp")]
     rows = [

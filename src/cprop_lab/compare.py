@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cprop_lab import learning_rate, optimizers
-from cprop_lab.results import METRICS, Run, measured
+from cprop_lab.groups import judged_by
+from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 from cprop_lab.targets import Pair, pairs, spread
 
@@ -112,7 +113,7 @@ def interval(mean: float, margin: float) -> str:
 
 def generalisation(pair: Pair) -> str:
     """What becomes of the test data: the other half of the answer."""
-    column = next((metric for metric in METRICS if measured(pair.plain, metric)), "test_loss")
+    column = judged_by(pair.plain)
     before, after = (spread([run.column(column)[-1] for run in runs]) for runs in (pair.plain, pair.scaled))
     name = {"test_loss": "test loss"}.get(column, f"test {column}")
     return f"At the end, {name} is {after} with CProp and {before} without."

@@ -22,7 +22,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cprop_lab.groups import WORDS, Kin, by_place, by_step, grouped, kin, metric, names, over_seeds, place, with_status
+from cprop_lab.groups import (
+    WORDS,
+    Kin,
+    by_place,
+    by_step,
+    grouped,
+    judged_by,
+    kin,
+    metric,
+    names,
+    over_seeds,
+    place,
+    with_status,
+)
 from cprop_lab.learning_rate import choose, final_loss
 from cprop_lab.results import BINS, METRICS, Run, measured
 from cprop_lab.scoreboard import TARGETS, Entry, part_in_words
@@ -491,7 +504,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         axes.set_title("\n".join(textwrap.wrap(target.title, 26)))
         axes.set_xlabel("part of Adam's whole run")
         _ticks(axes.xaxis, 5, _plain)
-    column = entries[0].metric
+    column = judged_by(entries[0].runs)
     for row, entry in enumerate(entries):
         ends = entry.end(column)
         beside.plot(ends, [row] * len(ends), "o", color=COLOURS[2], markerfacecolor="white", markersize=3)

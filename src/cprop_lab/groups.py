@@ -20,6 +20,7 @@ __all__ = [
     "by_place",
     "by_step",
     "grouped",
+    "judged_by",
     "kin",
     "metric",
     "names",
@@ -163,6 +164,12 @@ def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
 def metric(runs: Sequence[Run]) -> str:
     """Which of accuracy and perplexity these runs have."""
     return next((column for column in METRICS if measured(runs, column)), METRICS[0])
+
+
+def judged_by(runs: Sequence[Run]) -> str:
+    """The column that generalisation is told by: accuracy or perplexity, or else the test loss."""
+    found = metric(runs)
+    return found if measured(runs, found) else "test_loss"
 
 
 def with_status(runs: Iterable[Run], status: Status) -> list[Run]:

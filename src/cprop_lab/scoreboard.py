@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from cprop_lab import optimizers
-from cprop_lab.groups import WORDS, metric, names
+from cprop_lab.groups import WORDS, judged_by, names
 from cprop_lab.learning_rate import final_loss
-from cprop_lab.results import Run, measured
+from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 from cprop_lab.targets import by_seed, ended, smoothed, when
 
@@ -94,12 +94,6 @@ class Entry:
         """By seed, what a curve ends with; diverged runs are left out."""
         return [float(smoothed(run, column)[-1]) for run in self.runs if run.status == "finished"]
 
-    @property
-    def metric(self) -> str:
-        """What generalisation is measured by."""
-        found = metric(self.runs)
-        return found if measured(self.runs, found) else "test_loss"
-
 
 def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     """Put optimizers in order, from the one that reaches the targets first to those that do not.
@@ -138,7 +132,7 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
 
 def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     """The headings and the rows of a table, as text."""
-    column = entries[0].metric
+    column = judged_by(entries[0].runs)
     heads = ["optimizer", "learning rate"]
     for target in TARGETS:
         heads += [f"iterations {target.title}", f"seconds {target.title}"]
