@@ -1,4 +1,4 @@
-"""Real processes for the distributed tests: gloo on loopback, several cases in one start."""
+"""Real processes: fresh ones, and for the distributed tests several that meet on loopback by gloo."""
 
 import os
 import subprocess
@@ -16,10 +16,22 @@ import torch.multiprocessing as mp
 EXTENSIONS = Path(tempfile.gettempdir()) / f"extensions-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
 
 
+# Most of what such a test takes is importing torch, once a process: they are forked from one that imported these and
+# has done nothing else.
+IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "table")
+
+
 def spawn(case, world, folder, *arguments):
     """Run ``case(rank, world, folder, *arguments)`` in as many processes, and fail if one fails."""
     with tempfile.TemporaryDirectory() as meeting:
-        mp.spawn(_run, (case, world, f"file://{meeting}/store", str(folder), arguments), nprocs=world)
+        elsewhere(_join, case, world, f"file://{meeting}/store", str(folder), arguments, processes=world)
+
+
+def elsewhere(function, *arguments, processes=1):
+    """Run ``function(rank, *arguments)`` in fresh processes, and fail if one fails."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # by which the process to fork from finds them
+    mp.set_forkserver_preload(list(IMPORTED))
+    mp.start_processes(_alone, (function, *arguments), nprocs=processes, start_method="forkserver")
 
 
 def torchrun(*command, **environment):
@@ -43,10 +55,14 @@ def torchrun(*command, **environment):
     return result.stdout
 
 
-def _run(rank, case, world, meeting, folder, arguments):
+def _alone(rank, function, *arguments):
     warnings.simplefilter("ignore")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    function(rank, *arguments)
+
+
+def _join(rank, case, world, meeting, folder, arguments):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # They meet at a file and not at a port: ports are taken by other tests, files are not.
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     try:

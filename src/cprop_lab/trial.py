@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,5 +64,7 @@ class Watch(tune.Callback):
 
 def last_line(trial: Any) -> str:
     """What an error says, without the way it took."""
-    lines = str(trial.get_error() or "unknown").strip().splitlines()
+    # Not trial.get_error(), which reads Tune's copy in the storage: the first failure may not have come there yet.
+    file = trial.error_file
+    lines = Path(file).read_text().strip().splitlines() if file else []
     return lines[-1] if lines else "unknown"
