@@ -68,14 +68,10 @@ def kin(specification: Specification) -> Kin:
     return Kin(Family(name.base, name.cosine, name.ema, measure), name.cprop)
 
 
-def _c(specification: Specification) -> float:
-    return float(specification.settings.get("cprop_c", 1.0))
-
-
 def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
     """Runs that differ in their seed alone, together.
 
-    Workloads and optimizers keep their order; an optimizer comes without CProp first, then with it, by rising c.
+    Workloads and optimizers keep their order; an optimizer comes without CProp first, then with, by rising beta and c.
     """
     groups = by_seed(runs)
     places = list(dict.fromkeys(map(place, groups)))
@@ -83,7 +79,8 @@ def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
 
     def order(group: Specification) -> tuple[float, ...]:
         own = kin(group)
-        return places.index(place(group)), families.index(own.family), own.cprop, _c(group), group.lr
+        turned = optimizers.knobs(group).values()
+        return places.index(place(group)), families.index(own.family), own.cprop, *turned, group.lr
 
     return {group: groups[group] for group in sorted(groups, key=order)}
 
@@ -96,13 +93,17 @@ def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Sp
         but: what need not be told, since it stands elsewhere.
     """
     groups = list(groups)
-    with_other_c = {(place(group), kin(group)) for group in groups if _c(group) != 1}
+    # Elsewhere c = 1 goes without saying; beside other values it would be missed.
+    seen: dict[tuple[str, Kin, str], set[float]] = {}
+    for group in groups:
+        for key, value in optimizers.knobs(group).items():
+            seen.setdefault((place(group), kin(group), key), set()).add(value)
     alike: dict[tuple[str, str], list[Specification]] = {}
     for group in groups:
         label = optimizers.label(group)
-        # Elsewhere c = 1 goes without saying; beside other values it would be missed.
-        if _c(group) == 1 and (place(group), kin(group)) in with_other_c:
-            label += ", c = 1"
+        for key, value in optimizers.knobs(group).items():
+            if value == optimizers.CPROP_DEFAULTS[key] and len(seen[place(group), kin(group), key]) > 1:
+                label += f", {optimizers.KNOBS[key]} = {value:g}"
         alike.setdefault((place(group), label), []).append(group)
     named = {}
     for (_, label), same in alike.items():

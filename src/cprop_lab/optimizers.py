@@ -21,7 +21,18 @@ from cprop.moments import PREFIX
 from cprop_lab.schedule_free import ScheduleFreeCProp
 from cprop_lab.specification import Setting, Specification
 
-__all__ = ["RECIPES", "Recipe", "build", "eager", "label", "parse", "resolve_settings"]
+__all__ = [
+    "CPROP_DEFAULTS",
+    "KNOBS",
+    "RECIPES",
+    "Recipe",
+    "build",
+    "eager",
+    "knobs",
+    "label",
+    "parse",
+    "resolve_settings",
+]
 
 Build = Callable[..., Optimizer]
 
@@ -32,6 +43,8 @@ CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
     "cprop_eps": 1e-8,
     "cprop_measure": "normal",
 }
+KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c"}
+"""Settings of CProp that experiments vary, and what figures call them."""
 EMA_DECAY: Final = 0.999
 
 
@@ -197,8 +210,15 @@ def label(specification: Specification) -> str:
     measure = str(specification.settings.get("cprop_measure", "normal"))
     if measure != "normal":
         text = text.replace("CProp", measure.replace("_", " ").capitalize())
-    c = specification.settings.get("cprop_c", 1.0)
-    return text + (f", c = {c:g}" if c != 1 else "") + ", cosine" * name.cosine + ", averaged" * name.ema
+    turned = (
+        f", {KNOBS[key]} = {value:g}" for key, value in knobs(specification).items() if value != CPROP_DEFAULTS[key]
+    )
+    return text + "".join(turned) + ", cosine" * name.cosine + ", averaged" * name.ema
+
+
+def knobs(specification: Specification) -> dict[str, float]:
+    """How the settings of CProp that experiments vary are set."""
+    return {key: float(specification.settings.get(key, CPROP_DEFAULTS[key])) for key in KNOBS}
 
 
 def resolve_settings(specification: Specification) -> dict[str, Setting]:

@@ -156,11 +156,14 @@ def test_all_diverged_at_once(make):
     ]
 
 
-def test_variants_of_cprop_are_told_apart(make):
+@pytest.mark.parametrize(
+    ("setting", "called", "values"), [("cprop_c", "c", (10.0, 1.0, 3.0)), ("cprop_beta", "beta", (0.9999, 0.9, 0.999))]
+)
+def test_variants_of_cprop_are_told_apart(make, setting, called, values):
     losses = [8, 4, 2, 2, 1]
-    variants = [specification("cprop-sgd", settings={"cprop_c": c}) for c in (10.0, 1.0, 3.0)]
+    variants = [specification("cprop-sgd", settings={setting: value}) for value in values]
     figure = figures.curves(make(dict.fromkeys([specification("sgd"), *variants], losses)))
-    assert legend_of(figure) == ["SGD", "CProp(SGD), c = 1", "CProp(SGD), c = 3", "CProp(SGD), c = 10"]
+    assert legend_of(figure) == ["SGD", *(f"CProp(SGD), {called} = {value:g}" for value in sorted(values))]
     assert len({to_hex(line.get_color()) for line in lines_of(figure.axes[0])}) == 4
 
 
