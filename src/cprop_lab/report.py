@@ -114,7 +114,7 @@ def draw(about: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titl
         timings: of a scoreboard, its short runs.
         titled: whether a figure says what it shows, for where it stands alone.
     """
-    title = (about["title"] + f" ({about['preset']}: shorter than the paper's)" * bool(about["reduced"])) * titled
+    title = (about["title"] + f" · {about['preset']}: shorter than the paper's" * bool(about["reduced"])) * titled
     found = {}
     if about["kind"] == "learning-rates" and runs:
         found[""] = figures.learning_rates(runs, title)
