@@ -198,7 +198,10 @@ def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
 
 
 def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
-    """All optimizers that ran with the same seeds without and with CProp, by what figures call the latter."""
+    """All optimizers that ran with the same seeds without and with CProp, by what figures call the latter.
+
+    Where the one without ran at several learning rates, CProp is paired with each.
+    """
     groups = by_seed(runs)
     several = len({group.workload for group in groups}) > 1
     found = {}
@@ -206,15 +209,17 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
         name = optimizers.parse(scaled.optimizer)
         if not name.cprop:
             continue
-        for plain, without in groups.items():
-            same_seeds = [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
-            if (
-                plain.optimizer == str(name._replace(cprop=False))
-                and _setting(plain) == _setting(scaled)
-                and same_seeds
-            ):
-                about = f"{scaled.workload}: " * several + optimizers.label(scaled) + facet(scaled)
-                found[about] = Pair(without, with_cprop)
+        plain = {
+            group: without
+            for group, without in groups.items()
+            if group.optimizer == str(name._replace(cprop=False))
+            and _setting(group) == _setting(scaled)
+            and [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
+        }
+        about = f"{scaled.workload}: " * several + optimizers.label(scaled) + facet(scaled)
+        for group, without in plain.items():
+            against = f" against learning rate {group.lr:g}" * (len(plain) > 1)
+            found[about + against] = Pair(without, with_cprop)
     return found
 
 

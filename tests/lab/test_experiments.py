@@ -21,13 +21,13 @@ NAMES = [
 def test_all_are_there():
     selections = [f"lr-selection-{workload}" for workload in workloads.WORKLOADS]
     scoreboards = ["scoreboard-fmnist-fc", "scoreboard-fmnist-cnn", "scoreboard-ptb-lstm"]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, "horizon", *scoreboards]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, "horizon", "smaller-rates", *scoreboards]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_every_run_of_every_experiment_can_be_specified(experiment, preset):
-    specifications = [variant.specification(preset, variant.guess()) for variant in experiment.variants]
+    specifications = experiment.specifications(preset, {})
     for specification in specifications:
         resolve(specification)  # knows its optimizer's settings
     assert len(set(specifications)) == len(specifications)
@@ -48,6 +48,18 @@ def test_the_papers_learning_rates():
     assert rate("ptb-lstm-dropout", "adam") == 3e-3
     adabound = Variant("cifar100-vgg", "cprop-adabound").specification(PRESETS["paper"], 1e-4)
     assert adabound.settings["final_lr"] == 0.01
+
+
+def test_smaller_rates_are_places_of_the_grid_below_the_selected_one():
+    experiment = EXPERIMENTS["smaller-rates"]
+    (sgd,) = {variant.setting() for variant in experiment.only(["sgd"]).variants}  # selected once
+    specifications = experiment.only(["sgd"]).specifications(replace(PRESETS["smoke"], seeds=1), {sgd: 0.3})
+    assert [(s.optimizer, s.lr) for s in specifications] == [
+        ("cprop-sgd", 0.3),
+        ("sgd", 0.3),
+        ("sgd", 0.09),
+        ("sgd", 0.03),
+    ]
 
 
 def test_cprop_has_the_learning_rate_of_its_optimizer():

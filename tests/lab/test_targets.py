@@ -71,6 +71,14 @@ def test_pairs_are_found_by_what_they_have_in_common(make):
     assert [run.specification.seed for run in found["CProp(SGD)"].plain] == [0, 1]
 
 
+def test_cprop_is_paired_with_each_learning_rate_of_its_optimizer(make):
+    runs = [make(PLAIN.but(lr=lr), [2, 1]) for lr in (0.1, 0.03)] + [make(PLAIN.but(optimizer="cprop-sgd"), [2, 1])]
+    assert {name: pair.plain[0].specification.lr for name, pair in pairs(runs).items()} == {
+        "CProp(SGD) against learning rate 0.1": 0.1,
+        "CProp(SGD) against learning rate 0.03": 0.03,
+    }
+
+
 SLOW, FAST = [9, 9, 9, 6, 3], [9, 6, 3, 3, 3]
 NEVER = [9, 9, 9, 9, 9]
 

@@ -22,17 +22,27 @@ RunAll = Callable[[list[Specification]], list[Run]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A curve of a figure: a run without its seed, its length and its learning rate."""
+    """A curve of a figure: a run without its seed, its length and its learning rate.
+
+    Args:
+        workload: what is trained.
+        optimizer: by what, as the command line names it.
+        batch_size: of its steps.
+        settings: of the optimizer, beside its defaults.
+        options: of the workload.
+        places: how many places of the grid its learning rate lies above the selected one, or below.
+    """
 
     workload: str
     optimizer: str
     batch_size: int = 32
     settings: Mapping[str, Setting] = field(default_factory=dict)
     options: Mapping[str, Setting] = field(default_factory=dict)
+    places: int = 0
 
     def __hash__(self) -> int:
         details = (tuple(sorted(details.items())) for details in (self.settings, self.options))
-        return hash((self.workload, self.optimizer, self.batch_size, *details))
+        return hash((self.workload, self.optimizer, self.batch_size, self.places, *details))
 
     @property
     def base(self) -> str:
@@ -155,7 +165,9 @@ class Experiment:
     def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
         """Its runs, at the learning rates given by setting, or else the paper's."""
         return [
-            variant.specification(preset, lrs.get(variant.setting(), variant.guess()), seed)
+            variant.specification(
+                preset, learning_rate.grid(lrs.get(variant.setting(), variant.guess()), variant.places), seed
+            )
             for variant in self.variants
             for seed in range(preset.seeds)
         ]
@@ -330,6 +342,20 @@ _BEYOND: Final = (
             for variant in [
                 Variant("fmnist-fc", base),
                 *(Variant("fmnist-fc", f"cprop-{base}", settings={"cprop_beta": beta}) for beta in HORIZONS),
+            ]
+        ],
+    ),
+    Experiment(
+        "smaller-rates",
+        "CProp against smaller learning rates (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: a scale below one is also a smaller learning rate, and is that all?",
+        [
+            variant
+            for base in ("sgd", "adam")
+            for variant in [
+                Variant("fmnist-fc", f"cprop-{base}"),
+                *(Variant("fmnist-fc", base, places=-places) for places in range(3)),
             ]
         ],
     ),
