@@ -90,3 +90,9 @@ def test_sentences_have_no_numbers_of_their_own():
         text = re.sub(r"<!-- (measured|fact): .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
         text = re.sub(r"^>.*$|`[^`]*`|\(section [\d.]+\)", "", text, flags=re.MULTILINE)
         assert re.findall(r"\d+\.\d+ (?!is half)\S+|\d+ %", text) == [], page.name
+
+
+def test_no_line_begins_with_a_marker():
+    """Markdown takes a line that begins with a comment out of its paragraph: the sentence would break there."""
+    for page in report.PAGES:
+        assert re.findall(r"^\s*<!-- fact.*$", page.read_text(), flags=re.MULTILINE) == [], page.name
