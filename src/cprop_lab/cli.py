@@ -186,9 +186,16 @@ def run(
         if seeds is not None:
             length = replace(length, seeds=seeds)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
-        about = chosen.run(length, engine.run, select)
         name = f"{experiment}-{preset.value}"
-        engine.store.write_experiment(name, {**about, "command": _command()})
+
+        def keep(about: dict[str, Any]) -> None:
+            engine.store.write_experiment(name, {**about, "command": _command()})
+
+        def begun(about: dict[str, Any], specifications: list[Any]) -> None:
+            # So that 'plot' and 'report' can show what there is of a long experiment.
+            keep({**about, "runs": list(engine.identified(specifications)), "timings": []})
+
+        keep(chosen.run(length, engine.run, select, begun))
         _show(engine.store, name)
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
 

@@ -76,9 +76,7 @@ class Engine:
             SweepInterruptedError: if the user stopped it.
             RunsFailedError: if a run failed more often than it may.
         """
-        if self.eager:
-            specifications = map(optimizers.eager, specifications)
-        wanted = {identify(specification): specification for specification in specifications}
+        wanted = self.identified(specifications)
         finished = self.store.finished()
         missing = [specification for name, specification in wanted.items() if name not in finished]
         self.progress.begin(list(wanted.values()), len(wanted) - len(missing))
@@ -90,6 +88,11 @@ class Engine:
         finally:
             self.progress.end()
         return [self.store.read(name) for name in wanted]
+
+    def identified(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
+        """What would be run for these, by identity: the same runs, or without compilation if that is asked for."""
+        asked = map(optimizers.eager, specifications) if self.eager else specifications
+        return {identify(specification): specification for specification in asked}
 
     def _in_process(self, missing: Sequence[Specification]) -> None:
         threads = torch.get_num_threads()

@@ -9,6 +9,7 @@ from cprop_lab.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant
 from cprop_lab.experiments.presets import Length
 from cprop_lab.experiments.rates import rate
+from cprop_lab.report import draw
 from cprop_lab.results import Store, resolve
 
 NAMES = [
@@ -91,6 +92,27 @@ def test_an_experiment_is_run_and_says_what_it_was(tmp_path, data_root):
     assert list(runs[0].column("step")) == [0, 3, 6, 9, 12]
     assert about["learning_rates"] == {"fmnist-fc rmsprop": 1e-3}
     assert about["reduced"]
+
+
+def test_what_there_is_of_an_unfinished_experiment_can_be_drawn(tmp_path, data_root):
+    engine = Engine(Store(tmp_path), executor="process")
+    known = {}
+
+    def begun(about, specifications):
+        known.update(about, runs=list(engine.identified(specifications)))
+
+    def stopped(specifications):
+        engine.run(specifications[:3])
+        raise KeyboardInterrupt
+
+    experiment = EXPERIMENTS["fmnist-fc"].only(["rmsprop"])
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(SMALL, stopped, begun=begun)
+    runs = engine.store.runs(known["runs"])
+    assert [run.specification.optimizer for run in runs] == ["rmsprop", "rmsprop", "cprop-rmsprop"]
+    assert draw(known, runs)
+    finished = experiment.run(SMALL, engine.run)
+    assert {key: finished[key] for key in known} == known
 
 
 def test_with_selected_learning_rates(tmp_path, data_root):

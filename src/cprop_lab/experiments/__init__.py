@@ -123,13 +123,20 @@ class Experiment:
             raise ValueError(f"{self.name} has no {', '.join(sorted(missing))}: it has {has}")
         return replace(self, variants=kept)
 
-    def run(self, preset: Preset, run: RunAll, select: bool | None = None) -> dict[str, Any]:
+    def run(
+        self,
+        preset: Preset,
+        run: RunAll,
+        select: bool | None = None,
+        begun: Callable[[dict[str, Any], list[Specification]], object] | None = None,
+    ) -> dict[str, Any]:
         """Run it, and say what it consists of.
 
         Args:
             preset: how long.
             run: runs a set of runs.
             select: whether learning rates are selected; by default as the preset has it.
+            begun: is told what it consists of as soon as that is known, which may be hours before its end.
 
         Returns:
             What is kept of it: its runs' identities, and what a reader should know.
@@ -138,14 +145,26 @@ class Experiment:
         if self.kind == "learning-rates" or (preset.select if select is None else select):
             selections = self.select(preset, run)
             settings = {setting: selections[setting].lr for setting in settings}
+        about = self._about(preset, settings)
+        timings: list[Run] = []
         if self.kind == "learning-rates":
             runs = [one for selection in selections.values() for one in selection.runs]
         else:
-            runs = run(self.specifications(preset, settings))
-        timings: list[Run] = []
+            specifications = self.specifications(preset, settings)
+            if begun is not None:
+                begun(about, specifications)
+            runs = run(specifications)
         if self.kind == "scoreboard":
             turns = range(scoreboard.TIMINGS)
             timings = run([v.timing(preset, settings[v.setting()], turn) for turn in turns for v in self.variants])
+        return {
+            **about,
+            "runs": [identify(one.specification) for one in runs],
+            "timings": [identify(one.specification) for one in timings],
+        }
+
+    def _about(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
+        """What a reader should know, beside its runs."""
         return {
             "experiment": self.name,
             "title": self.title,
@@ -155,10 +174,8 @@ class Experiment:
             "reduced": any(preset.shorter(v.workload, self.kind == "learning-rates") for v in self.variants),
             "kind": self.kind,
             "panels": list(self.panels),
-            "runs": [identify(one.specification) for one in runs],
-            "timings": [identify(one.specification) for one in timings],
             "learning_rates": {
-                f"{s.workload} {s.base}{facet(s.specification(preset, lr))}": lr for s, lr in settings.items()
+                f"{s.workload} {s.base}{facet(s.specification(preset, lr))}": lr for s, lr in lrs.items()
             },
         }
 
