@@ -6,6 +6,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,9 @@ def spawn(case, world, folder, *arguments):
 
 def elsewhere(function, *arguments, processes=1):
     """Run ``function(rank, *arguments)`` in fresh processes, and fail if one fails."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # by which the process to fork from finds them
     mp.set_forkserver_preload(list(IMPORTED))
-    mp.start_processes(_alone, (function, *arguments), nprocs=processes, start_method="forkserver")
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # by which the process to fork from finds them
+        mp.start_processes(_alone, (function, *arguments), nprocs=processes, start_method="forkserver")
 
 
 def torchrun(*command, **environment):
