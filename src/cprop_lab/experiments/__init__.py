@@ -207,6 +207,19 @@ def _both(workload: str, *bases: str, **details: Any) -> list[Variant]:
     return [Variant(workload, prefix + base, **details) for base in bases for prefix in ("", "cprop-")]
 
 
+def _varied(workload: str, *bases: str, **settings: Sequence[float]) -> list[Variant]:
+    """Each optimizer without CProp, and with it at each of a setting's values."""
+    ((setting, values),) = settings.items()
+    return [
+        variant
+        for base in bases
+        for variant in [
+            Variant(workload, base),
+            *(Variant(workload, f"cprop-{base}", settings={setting: value}) for value in values),
+        ]
+    ]
+
+
 PAPERS_FIVE: Final = ("sgd", "adam", "rmsprop", "amsgrad", "adabound")
 OVERCONFIDENCE: Final = (1.0, 3.0, 5.0, 10.0)
 HORIZONS: Final = (0.9, 0.99, 0.999, 0.9999)
@@ -281,14 +294,7 @@ _FIGURES: Final = (
         "Overconfidence c (Fashion-MNIST, convolutional network)",
         "Figure 11",
         "Larger c trade off the training speed with generalization performance, improving over a default c = 1.",
-        [
-            variant
-            for base in ("sgd", "adam")
-            for variant in [
-                Variant("fmnist-cnn", base),
-                *(Variant("fmnist-cnn", f"cprop-{base}", settings={"cprop_c": c}) for c in OVERCONFIDENCE),
-            ]
-        ],
+        _varied("fmnist-cnn", "sgd", "adam", cprop_c=OVERCONFIDENCE),
         panels=("train_loss", "test_loss", "accuracy"),
     ),
     Experiment(
@@ -353,14 +359,7 @@ _BEYOND: Final = (
         "The horizon of CProp's averages (Fashion-MNIST, fully-connected network)",
         "beyond the paper",
         "No figure of the paper's, which says of beta 0.999 that it worked well (section 3).",
-        [
-            variant
-            for base in ("sgd", "adam")
-            for variant in [
-                Variant("fmnist-fc", base),
-                *(Variant("fmnist-fc", f"cprop-{base}", settings={"cprop_beta": beta}) for beta in HORIZONS),
-            ]
-        ],
+        _varied("fmnist-fc", "sgd", "adam", cprop_beta=HORIZONS),
     ),
     Experiment(
         "smaller-rates",
