@@ -61,6 +61,10 @@ class Variant:
         """The paper's learning rate, or where to begin to look for one."""
         return rates.rate(self.workload, optimizers.parse(self.optimizer).base, self.batch_size)
 
+    def rate(self, selected: float) -> float:
+        """Its learning rate, given the one that was selected for its setting."""
+        return learning_rate.grid(selected, self.places)
+
     def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
         """The run that this is at some length."""
         length = preset.lengths[self.workload]
@@ -156,7 +160,9 @@ class Experiment:
             runs = run(specifications)
         if self.kind == "scoreboard":
             turns = range(scoreboard.TIMINGS)
-            timings = run([v.timing(preset, settings[v.setting()], turn) for turn in turns for v in self.variants])
+            timings = run(
+                [v.timing(preset, v.rate(settings[v.setting()]), turn) for turn in turns for v in self.variants]
+            )
         return {
             **about,
             "runs": [identify(one.specification) for one in runs],
@@ -182,9 +188,7 @@ class Experiment:
     def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
         """Its runs, at the learning rates given by setting, or else the paper's."""
         return [
-            variant.specification(
-                preset, learning_rate.grid(lrs.get(variant.setting(), variant.guess()), variant.places), seed
-            )
+            variant.specification(preset, variant.rate(lrs.get(variant.setting(), variant.guess())), seed)
             for variant in self.variants
             for seed in range(preset.seeds)
         ]

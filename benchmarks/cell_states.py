@@ -1,0 +1,100 @@
+"""What becomes of an LSTM's cell states in the first steps: ``python -m benchmarks.cell_states``.
+
+The language model without dropout, at the learning rate that was selected for Adam and in the precision of the results,
+from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
+beside Adam and CProp around it, CProp with a warm-up of the learning rate and CProp with more confidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch.optim.lr_scheduler import LinearLR
+
+from cprop_lab.experiments.presets import REDUCED
+from cprop_lab.models import AWDLSTM
+from cprop_lab.specification import Specification
+from cprop_lab.training import Training
+from cprop_lab.workloads.data import ENVIRONMENT
+
+MARKS: Final = (5, 20, 50, 100, 175, 250)
+WARM_UP: Final = 100
+LR: Final = 1e-3
+
+
+class Case(NamedTuple):
+    """A way to train.
+
+    Args:
+        optimizer: as the laboratory names it.
+        settings: of it.
+        warm_up: steps over which the learning rate grows to its value.
+    """
+
+    optimizer: str
+    settings: Mapping[str, float] = {}
+    warm_up: int = 0
+
+
+CASES: Final = {
+    "Adam": Case("adam"),
+    "CProp(Adam)": Case("cprop-adam"),
+    f"CProp(Adam), warm-up of {WARM_UP} steps": Case("cprop-adam", warm_up=WARM_UP),
+    "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
+}
+
+
+def look(case: Case, seed: int) -> list[dict[str, Any]]:
+    """Train, and look at the marks: the loss, the mean of the scale, and each layer's mean absolute cell state."""
+    precision = REDUCED.lengths["ptb-lstm"].precision
+    settings = dict(case.settings)
+    run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, precision=precision, examples=5)
+    training = Training(run)
+    assert isinstance(training.model, AWDLSTM)
+    if case.warm_up:
+        training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)
+    seen = []
+    for mark in MARKS:
+        training.advance(mark - training.step)
+        row = training.evaluate()
+        cells = [float(state.cell.float().abs().mean()) for state in training.model.carry()]
+        seen.append({"step": mark, "train_loss": row["train_loss"], "scale": row["mean_scale"], "cells": cells})
+    return seen
+
+
+def main() -> None:
+    """Look at all cases, a run after the other; what the file has already is not run again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help=f"where the data are; or {ENVIRONMENT}")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, and go on from there")
+    arguments = parser.parse_args()
+    if arguments.data:
+        os.environ[ENVIRONMENT] = str(arguments.data)
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"torch": torch.__version__, "lr": LR, "runs": {}}
+    if arguments.json and arguments.json.exists():
+        found = json.loads(arguments.json.read_text())
+    runs = [(f"{name}; seed {seed}", case, seed) for seed in range(arguments.seeds) for name, case in CASES.items()]
+    for name, case, seed in track(runs, description="runs of 250 steps"):
+        if name not in found["runs"]:
+            found["runs"][name] = look(case, seed)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    table = Table("run", *(f"after {mark}: loss, |c|" for mark in MARKS))
+    for name, seen in found["runs"].items():
+        table.add_row(name, *(f"{row['train_loss']:.2f}, {max(row['cells']):.1f}" for row in seen))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
