@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LinearLR
 from cprop_lab.experiments.presets import REDUCED
 from cprop_lab.models import AWDLSTM
 from cprop_lab.specification import Specification
-from cprop_lab.training import Training
+from cprop_lab.training import Training, commit
 from cprop_lab.workloads.data import ENVIRONMENT
 
 MARKS: Final = (5, 20, 50, 100, 175, 250)
@@ -67,7 +67,7 @@ def look(case: Case, seed: int) -> list[dict[str, Any]]:
         training.advance(mark - training.step)
         row = training.evaluate()
         cells = [float(state.cell.float().abs().mean()) for state in training.model.carry()]
-        seen.append({"step": mark, "train_loss": row["train_loss"], "scale": row["mean_scale"], "cells": cells})
+        seen.append({"step": mark, "train_loss": row["train_loss"], "scale": row.get("mean_scale"), "cells": cells})
     return seen
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     if arguments.data:
         os.environ[ENVIRONMENT] = str(arguments.data)
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"torch": torch.__version__, "lr": LR, "runs": {}}
+    found: dict[str, Any] = {"torch": torch.__version__, "commit": commit(), "lr": LR, "runs": {}}
     if arguments.json and arguments.json.exists():
         found = json.loads(arguments.json.read_text())
     runs = [(f"{name}; seed {seed}", case, seed) for seed in range(arguments.seeds) for name, case in CASES.items()]
