@@ -2,7 +2,8 @@
 
 The language model without dropout, at the learning rate that was selected for Adam and in the precision of the results,
 from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
-beside Adam and CProp around it, CProp with a warm-up of the learning rate and CProp with more confidence.
+and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp around
+it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, more confidence.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
 from cprop_lab.experiments.presets import REDUCED
@@ -48,13 +50,14 @@ class Case(NamedTuple):
 CASES: Final = {
     "Adam": Case("adam"),
     "CProp(Adam)": Case("cprop-adam"),
+    "CProp(Adam), eps = 0": Case("cprop-adam", {"cprop_eps": 0.0}),
     f"CProp(Adam), warm-up of {WARM_UP} steps": Case("cprop-adam", warm_up=WARM_UP),
     "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
 }
 
 
 def look(case: Case, seed: int) -> list[dict[str, Any]]:
-    """Train, and look at the marks: the loss, the mean of the scale, and each layer's mean absolute cell state."""
+    """Train, and look at the marks: the loss and the mean scale; by layer, the cell states and the last gradient."""
     precision = REDUCED.lengths["ptb-lstm"].precision
     settings = dict(case.settings)
     run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, precision=precision, examples=5)
@@ -66,9 +69,21 @@ def look(case: Case, seed: int) -> list[dict[str, Any]]:
     for mark in MARKS:
         training.advance(mark - training.step)
         row = training.evaluate()
-        cells = [float(state.cell.float().abs().mean()) for state in training.model.carry()]
-        seen.append({"step": mark, "train_loss": row["train_loss"], "scale": row.get("mean_scale"), "cells": cells})
+        seen.append(
+            {
+                "step": mark,
+                "train_loss": row["train_loss"],
+                "scale": row.get("mean_scale"),
+                "cells": [float(state.cell.float().abs().mean()) for state in training.model.carry()],
+                "gradients": [_root_mean_square(lstm) for lstm in training.model.lstms],
+            }
+        )
     return seen
+
+
+def _root_mean_square(layer: nn.Module) -> float:
+    gradients = [p.grad.flatten() for p in layer.parameters() if p.grad is not None]
+    return float(torch.cat(gradients).square().mean().sqrt())
 
 
 def main() -> None:
@@ -90,9 +105,10 @@ def main() -> None:
             found["runs"][name] = look(case, seed)
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    table = Table("run", *(f"after {mark}: loss, |c|" for mark in MARKS))
+    table = Table("run", *(f"after {mark}: loss, |c|, |g|" for mark in MARKS))
     for name, seen in found["runs"].items():
-        table.add_row(name, *(f"{row['train_loss']:.2f}, {max(row['cells']):.1f}" for row in seen))
+        largest = ((row["train_loss"], max(row["cells"]), max(row["gradients"])) for row in seen)
+        table.add_row(name, *(f"{loss:.2f}, {cell:.1f}, {gradient:.0e}" for loss, cell, gradient in largest))
     Console().print(table)
 
 
