@@ -2,8 +2,8 @@
 
 The language model without dropout, at the learning rate that was selected for Adam and in the precision of the results,
 from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
-and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp around
-it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, more confidence.
+and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp
+around it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, more confidence.
 """
 
 from __future__ import annotations
