@@ -366,6 +366,13 @@ _BEYOND: Final = (
         _varied("fmnist-fc", "sgd", "adam", cprop_beta=HORIZONS),
     ),
     Experiment(
+        "overconfidence-lstm",
+        "Overconfidence c (Penn Treebank, AWD-LSTM without dropout)",
+        "beyond the paper",
+        "No figure of the paper's, which varies c on a convolutional network; on the LSTM, c = 1 around Adam fails.",
+        _varied("ptb-lstm", "adam", cprop_c=(1.0, 3.0)),
+    ),
+    Experiment(
         "smaller-rates",
         "CProp against smaller learning rates (Fashion-MNIST, fully-connected network)",
         "beyond the paper",
