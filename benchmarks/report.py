@@ -220,6 +220,29 @@ def monitor() -> str:
     return f"{table(headings, rows)}\n\n{how}"
 
 
+def cell_states() -> str:
+    """What became of the LSTM's cell states."""
+    run = results("cell_states")
+    (steps,) = {tuple(row["step"] for row in seen) for seen in run["runs"].values()}
+    early, late = steps.index(20), len(steps) - 1
+    rows = []
+    for name, seen in run["runs"].items():
+        optimizer, seed = name.split("; seed ")
+        states = [f"{max(seen[i]['cells']):.0f}" for i in (early, late)]
+        scale = "" if seen[late]["scale"] is None else f"{seen[late]['scale']:.2f}"
+        weakest = f"{min(seen[late]['gradients']):.0e}"
+        rows.append([optimizer, seed, *states, weakest, scale, f"{seen[late]['train_loss']:.2f}"])
+    rows.sort(key=lambda row: row[1])  # by seed
+    headings = [
+        "",
+        "seed",
+        *(f"mean cell state, step {steps[i]}" for i in (early, late)),
+        *(f"{what}, step {steps[late]}" for what in ("weakest layer's gradient", "mean scale", "training loss")),
+    ]
+    how = "`python -m benchmarks.cell_states`; cell states where they are largest; gradients' root mean square"
+    return f"{table(headings, rows)}\n\n*{how}; learning rate {run['lr']:g}; bfloat16; commit {run['commit']}*"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "claims": claims,
     "step": step,
@@ -233,6 +256,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "engine": engine,
     "programme": programme,
     "monitor": monitor,
+    "cell states": cell_states,
     "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc"),
 }
 
