@@ -98,13 +98,14 @@ def main() -> None:
     if arguments.data:
         os.environ[ENVIRONMENT] = str(arguments.data)
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"torch": torch.__version__, "commit": commit(), "lr": LR, "runs": {}}
+    found: dict[str, Any] = {"torch": torch.__version__, "commits": [], "lr": LR, "runs": {}}
     if arguments.json and arguments.json.exists():
         found = json.loads(arguments.json.read_text())
     runs = [(f"{name}; seed {seed}", case, seed) for seed in range(arguments.seeds) for name, case in CASES.items()]
     for name, case, seed in track(runs, description="runs of 250 steps"):
         if name not in found["runs"]:
             found["runs"][name] = look(case, seed)
+            found["commits"] = sorted({*found["commits"], commit()})
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     table = Table("run", *(f"after {mark}: loss, |c|, |g|" for mark in MARKS))

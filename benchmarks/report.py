@@ -240,7 +240,9 @@ def cell_states() -> str:
         *(f"{what}, step {steps[late]}" for what in ("weakest layer's gradient", "mean scale", "training loss")),
     ]
     how = "`python -m benchmarks.cell_states`; cell states where they are largest; gradients' root mean square"
-    return f"{table(headings, rows)}\n\n*{how}; learning rate {run['lr']:g}; bfloat16; commit {run['commit']}*"
+    return (
+        f"{table(headings, rows)}\n\n*{how}; learning rate {run['lr']:g}; bfloat16; commit {', '.join(run['commits'])}*"
+    )
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Literal
 
 import matplotlib as mpl
@@ -421,6 +422,7 @@ def _search(axes: Axes, by_lr: Mapping[float, Sequence[Run]], look: Look, ends: 
 
 BARS: Final = {"iterations": (-0.2, COLOURS[0]), "seconds": (0.2, COLOURS[4])}
 """Where in its row each bar stands, and its colour."""
+BAR_ALPHA: Final = 0.55
 
 
 @_styled()
@@ -444,14 +446,9 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     axes.axvline(1, color="black", linewidth=1)
     furthest = 1.0
     for row, pair in enumerate(pairs.values()):
-        for of, (offset, colour) in BARS.items():
+        for of, (offset, _) in BARS.items():
             shares = pair.shares(of)
-            got_there = [share for share in shares if math.isfinite(share)]
-            furthest = max([furthest, *got_there])
-            if shares and len(got_there) == len(shares):
-                axes.barh(row + offset, spread(shares).mean, 0.36, color=colour, alpha=0.55, linewidth=0)
-            dots: Look = {"color": colour, "markerfacecolor": "white", "markersize": 4}
-            axes.plot(got_there, [row + offset] * len(got_there), "o", **dots)
+            furthest = max(furthest, _bar(axes, row, of, fmean(shares) if shares else math.nan, shares))
             # Beside the panel, where nothing lies under the words.
             beside = axes.get_yaxis_transform()
             axes.text(1.01, row + offset, outcome(pair, of), transform=beside, va="center", fontsize=8)
@@ -461,13 +458,27 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("part of what the optimizer without CProp takes to its last training loss")
     _entitle(figure, title)
-    handles: list[Line2D | Patch] = [Patch(color=colour, alpha=0.55, label=of) for of, (_, colour) in BARS.items()]
     _legend(
         figure,
-        [*handles, Line2D([], [], color="black", linewidth=1, label="as long as without CProp")],
+        [*_bar_handles(), Line2D([], [], color="black", linewidth=1, label="as long as without CProp")],
         "bar: mean over seeds; dots: single seeds",
     )
     return figure
+
+
+def _bar(axes: Axes, row: int, of: str, length: float, seeds: Sequence[float]) -> float:
+    """A bar, and a dot for each seed; without what is not finite. Returns how far the dots go."""
+    offset, colour = BARS[of]
+    if math.isfinite(length):
+        axes.barh(row + offset, length, 0.36, color=colour, alpha=BAR_ALPHA, linewidth=0)
+    there = [seed for seed in seeds if math.isfinite(seed)]
+    axes.plot(there, [row + offset] * len(there), "o", color=colour, markerfacecolor="white", markersize=3)
+    return max(there, default=0.0)
+
+
+def _bar_handles() -> list[Line2D | Patch]:
+    """What the bars' colours mean, for a legend."""
+    return [Patch(color=colour, alpha=BAR_ALPHA, label=of) for of, (_, colour) in BARS.items()]
 
 
 # The scoreboard.
@@ -489,15 +500,10 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         axes.axvline(1, color="black", linewidth=1)
         furthest = 1.0
         for row, entry in enumerate(entries):
-            for of, (offset, colour) in BARS.items():
+            for of in BARS:
                 times = entry.cost if of == "seconds" else 1.0
-                parts = [part * times for part in entry.iterations[number] if math.isfinite(part * times)]
-                furthest = max([furthest, *parts])
-                middle = entry.part(number, of)
-                if math.isfinite(middle):
-                    axes.barh(row + offset, middle, 0.36, color=colour, alpha=0.55, linewidth=0)
-                dots: Look = {"color": colour, "markerfacecolor": "white", "markersize": 3}
-                axes.plot(parts, [row + offset] * len(parts), "o", **dots)
+                parts = [part * times for part in entry.iterations[number]]
+                furthest = max(furthest, _bar(axes, row, of, entry.part(number, of), parts))
             if math.isinf(entry.part(number)):
                 axes.text(0.02, row, part_in_words(entry, number), va="center", fontsize=8, color="0.3")
         axes.set_xlim(0, furthest * 1.05)
@@ -520,8 +526,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
     for label, entry in zip(panels[0].get_yticklabels(), entries, strict=True):
         label.set_fontweight("bold" if "CProp" in entry.name else "normal")
     _entitle(figure, title)
-    handles: list[Line2D | Patch] = [Patch(color=colour, alpha=0.55, label=of) for of, (_, colour) in BARS.items()]
-    _legend(figure, handles, "bar: median over seeds; dots: single seeds; shorter is better; bold: with CProp")
+    _legend(figure, _bar_handles(), "bar: median over seeds; dots: single seeds; shorter is better; bold: with CProp")
     return figure
 
 
