@@ -3,14 +3,15 @@
 The language model without dropout, at the learning rate that was selected for Adam and in the precision of the results,
 from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
 and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp
-around it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, a shorter horizon, more
-confidence.
+around it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, a shorter horizon, a start
+without it, more confidence.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from cprop_lab.workloads.data import ENVIRONMENT
 
 MARKS: Final = (5, 20, 50, 100, 175, 250)
 WARM_UP: Final = 100
+WATCHING: Final = 100
 LR: Final = 1e-3
 
 
@@ -41,11 +43,13 @@ class Case(NamedTuple):
         optimizer: as the laboratory names it.
         settings: of it.
         warm_up: steps over which the learning rate grows to its value.
+        watching: steps in which CProp keeps its statistics and scales nothing.
     """
 
     optimizer: str
     settings: Mapping[str, float] = {}
     warm_up: int = 0
+    watching: int = 0
 
 
 CASES: Final = {
@@ -54,6 +58,7 @@ CASES: Final = {
     "CProp(Adam), eps = 0": Case("cprop-adam", {"cprop_eps": 0.0}),
     f"CProp(Adam), warm-up of {WARM_UP} steps": Case("cprop-adam", warm_up=WARM_UP),
     "CProp(Adam), beta = 0.9": Case("cprop-adam", {"cprop_beta": 0.9}),
+    f"CProp(Adam) after {WATCHING} steps of Adam": Case("cprop-adam", watching=WATCHING),
     "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
 }
 
@@ -69,6 +74,9 @@ def look(case: Case, seed: int) -> list[dict[str, Any]]:
         training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)
     seen = []
     for mark in MARKS:
+        for group in training.optimizer.param_groups:
+            if case.watching:
+                group["cprop_c"] = math.inf if training.step < case.watching else 1.0
         training.advance(mark - training.step)
         row = training.evaluate()
         seen.append(
