@@ -43,7 +43,7 @@ class Case(NamedTuple):
         optimizer: as the laboratory names it.
         settings: of it.
         warm_up: steps over which the learning rate grows to its value.
-        watching: steps in which CProp keeps its statistics and scales nothing.
+        watching: steps, up to a mark, in which CProp keeps its statistics and scales nothing.
     """
 
     optimizer: str
