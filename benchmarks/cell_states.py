@@ -25,6 +25,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
 from cprop_lab.experiments.presets import REDUCED
+from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
 from cprop_lab.specification import Specification
 from cprop_lab.training import Training, commit
@@ -33,7 +34,8 @@ from cprop_lab.workloads.data import ENVIRONMENT
 MARKS: Final = (5, 20, 50, 100, 175, 250)
 WARM_UP: Final = 100
 WATCHING: Final = 100
-LR: Final = 1e-3
+LR: Final = rate("ptb-lstm", "adam")
+PRECISION: Final = REDUCED.lengths["ptb-lstm"].precision
 
 
 class Case(NamedTuple):
@@ -65,17 +67,16 @@ CASES: Final = {
 
 def look(case: Case, seed: int) -> list[dict[str, Any]]:
     """Train, and look at the marks: the loss and the mean scale; by layer, the cell states and the last gradient."""
-    precision = REDUCED.lengths["ptb-lstm"].precision
     settings = dict(case.settings)
-    run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, precision=precision, examples=5)
+    run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, precision=PRECISION, examples=5)
     training = Training(run)
     assert isinstance(training.model, AWDLSTM)
     if case.warm_up:
         training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)
     seen = []
     for mark in MARKS:
-        for group in training.optimizer.param_groups:
-            if case.watching:
+        if case.watching:
+            for group in training.optimizer.param_groups:
                 group["cprop_c"] = math.inf if training.step < case.watching else 1.0
         training.advance(mark - training.step)
         row = training.evaluate()
@@ -106,20 +107,27 @@ def main() -> None:
     if arguments.data:
         os.environ[ENVIRONMENT] = str(arguments.data)
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"torch": torch.__version__, "commits": [], "lr": LR, "runs": {}}
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "commits": [],
+        "lr": LR,
+        "precision": PRECISION,
+        "runs": [],
+    }
     if arguments.json and arguments.json.exists():
         found = json.loads(arguments.json.read_text())
-    runs = [(f"{name}; seed {seed}", case, seed) for seed in range(arguments.seeds) for name, case in CASES.items()]
-    for name, case, seed in track(runs, description="runs of 250 steps"):
-        if name not in found["runs"]:
-            found["runs"][name] = look(case, seed)
-            found["commits"] = sorted({*found["commits"], commit()})
-            if arguments.json:
-                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    table = Table("run", *(f"after {mark}: loss, |c|, |g|" for mark in MARKS))
-    for name, seen in found["runs"].items():
-        largest = ((row["train_loss"], max(row["cells"]), max(row["gradients"])) for row in seen)
-        table.add_row(name, *(f"{loss:.2f}, {cell:.1f}, {gradient:.0e}" for loss, cell, gradient in largest))
+    there = {(run["name"], run["seed"]) for run in found["runs"]}
+    wanted = [(name, seed) for seed in range(arguments.seeds) for name in CASES if (name, seed) not in there]
+    for name, seed in track(wanted, description=f"runs of {MARKS[-1]} steps"):
+        found["runs"].append({"name": name, "seed": seed, "seen": look(CASES[name], seed)})
+        found["commits"] = sorted({*found["commits"], commit()})
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    table = Table("run", "seed", *(f"after {mark}: loss, |c|, |g|" for mark in MARKS))
+    for run in found["runs"]:
+        largest = ((row["train_loss"], max(row["cells"]), max(row["gradients"])) for row in run["seen"])
+        cells = (f"{loss:.2f}, {cell:.1f}, {gradient:.0e}" for loss, cell, gradient in largest)
+        table.add_row(run["name"], str(run["seed"]), *cells)
     Console().print(table)
 
 

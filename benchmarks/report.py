@@ -222,27 +222,25 @@ def monitor() -> str:
 
 def cell_states() -> str:
     """What became of the LSTM's cell states."""
-    run = results("cell_states")
-    (steps,) = {tuple(row["step"] for row in seen) for seen in run["runs"].values()}
-    early, late = steps.index(20), len(steps) - 1
+    found = results("cell_states")
+    (steps,) = {tuple(row["step"] for row in run["seen"]) for run in found["runs"]}
+    early = steps.index(20)
     rows = []
-    for name, seen in run["runs"].items():
-        optimizer, seed = name.split("; seed ")
-        states = [f"{max(seen[i]['cells']):.0f}" for i in (early, late)]
-        scale = "" if seen[late]["scale"] is None else f"{seen[late]['scale']:.2f}"
-        weakest = f"{min(seen[late]['gradients']):.0e}"
-        rows.append([optimizer, seed, *states, weakest, scale, f"{seen[late]['train_loss']:.2f}"])
-    rows.sort(key=lambda row: row[1])  # by seed
+    for run in found["runs"]:
+        first, last = run["seen"][early], run["seen"][-1]
+        states = (f"{max(row['cells']):.0f}" for row in (first, last))
+        scale = "" if last["scale"] is None else f"{last['scale']:.2f}"
+        weakest = f"{min(last['gradients']):.0e}"
+        rows.append([run["name"], str(run["seed"]), *states, weakest, scale, f"{last['train_loss']:.2f}"])
     headings = [
         "",
         "seed",
-        *(f"mean cell state, step {steps[i]}" for i in (early, late)),
-        *(f"{what}, step {steps[late]}" for what in ("weakest layer's gradient", "mean scale", "training loss")),
+        *(f"mean cell state, step {steps[i]}" for i in (early, -1)),
+        *(f"{what}, step {steps[-1]}" for what in ("weakest layer's gradient", "mean scale", "training loss")),
     ]
     how = "`python -m benchmarks.cell_states`; cell states where they are largest; gradients' root mean square"
-    return (
-        f"{table(headings, rows)}\n\n*{how}; learning rate {run['lr']:g}; bfloat16; commit {', '.join(run['commits'])}*"
-    )
+    made = f"learning rate {found['lr']:g}; {found['precision']}; commit {', '.join(found['commits'])}"
+    return f"{table(headings, rows)}\n\n*{how}; {made}*"
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
