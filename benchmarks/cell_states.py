@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,13 +44,11 @@ class Case(NamedTuple):
         optimizer: as the laboratory names it.
         settings: of it.
         warm_up: steps over which the learning rate grows to its value.
-        watching: steps, up to a mark, in which CProp keeps its statistics and scales nothing.
     """
 
     optimizer: str
     settings: Mapping[str, float] = {}
     warm_up: int = 0
-    watching: int = 0
 
 
 CASES: Final = {
@@ -60,7 +57,7 @@ CASES: Final = {
     "CProp(Adam), eps = 0": Case("cprop-adam", {"cprop_eps": 0.0}),
     f"CProp(Adam), warm-up of {WARM_UP} steps": Case("cprop-adam", warm_up=WARM_UP),
     "CProp(Adam), beta = 0.9": Case("cprop-adam", {"cprop_beta": 0.9}),
-    f"CProp(Adam) after {WATCHING} steps of Adam": Case("cprop-adam", watching=WATCHING),
+    f"CProp(Adam) after {WATCHING} steps of Adam": Case("cprop-adam", {"cprop_start": WATCHING}),
     "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
 }
 
@@ -75,9 +72,6 @@ def look(case: Case, seed: int) -> list[dict[str, Any]]:
         training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)
     seen = []
     for mark in MARKS:
-        if case.watching:
-            for group in training.optimizer.param_groups:
-                group["cprop_c"] = math.inf if training.step < case.watching else 1.0
         training.advance(mark - training.step)
         row = training.evaluate()
         seen.append(

@@ -6,6 +6,7 @@ cosine decay. Peers come from their own packages, so that none of them is weaker
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LRScheduler
 
 import cprop
 from cprop.moments import PREFIX
@@ -36,14 +37,17 @@ __all__ = [
 
 Build = Callable[..., Optimizer]
 
+START: Final = "cprop_start"
+"""After how many steps CProp begins to scale: the laboratory's own, see :class:`LateStart`."""
 # Settings of CProp itself stand beside those of the optimizer it scales, as they do in the library's param groups.
 CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
     "cprop_beta": 0.999,
     "cprop_c": 1.0,
     "cprop_eps": 1e-8,
     "cprop_measure": "normal",
+    START: 0,
 }
-KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c"}
+KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c", START: "start"}
 """Settings of CProp that experiments vary, and what figures call them."""
 EMA_DECAY: Final = 0.999
 
@@ -236,7 +240,11 @@ def resolve_settings(specification: Specification) -> dict[str, Setting]:
         raise ValueError(
             f"{specification.optimizer} has no setting {', '.join(sorted(unknown))}: it has {', '.join(defaults)}"
         )
-    return {**defaults, **specification.settings}
+    resolved = {**defaults, **specification.settings}
+    if not resolved.get(START):
+        # The usual start is no part of a run's identity: there were runs before there was another.
+        resolved.pop(START, None)
+    return resolved
 
 
 def eager(specification: Specification) -> Specification:
@@ -246,10 +254,31 @@ def eager(specification: Specification) -> Specification:
     return specification.but(settings={**specification.settings, "fused": False})
 
 
+class LateStart(LRScheduler):
+    """CProp watches for the first steps and scales from then on: until there its ``c`` is infinite, a scale of one.
+
+    Args:
+        optimizer: with CProp.
+        steps: how many it watches.
+    """
+
+    def __init__(self, optimizer: Optimizer, steps: int) -> None:
+        self.steps = steps
+        self.cs = [group["cprop_c"] for group in optimizer.param_groups]
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """Set ``c``, and leave the learning rate as it is."""
+        for group, c in zip(self.optimizer.param_groups, self.cs, strict=True):
+            group["cprop_c"] = math.inf if self.last_epoch < self.steps else c
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
 def build(specification: Specification, params: Iterable[nn.Parameter]) -> tuple[Optimizer, LRScheduler | None]:
-    """The optimizer of a run, and its scheduler if it has one, whose horizon is the run's length."""
+    """The optimizer of a run, and its scheduler if it has one; cosine decay's horizon is the run's length."""
     name = parse(specification.optimizer)
     settings = resolve_settings(specification)
+    start = int(settings.pop(START, 0))
     of_cprop: dict[str, Any] = {key: settings.pop(key) for key in CPROP_DEFAULTS if key in settings}
     recipe = name.recipe
     if not name.cprop:
@@ -259,4 +288,9 @@ def build(specification: Specification, params: Iterable[nn.Parameter]) -> tuple
     else:
         inner = recipe.plain(params, lr=specification.lr, **settings)
         optimizer = cprop.CProp(inner, **{key.removeprefix(PREFIX): value for key, value in of_cprop.items()})
-    return optimizer, CosineAnnealingLR(optimizer, specification.iterations) if name.cosine else None
+    schedulers: list[LRScheduler] = []
+    if start:
+        schedulers.append(LateStart(optimizer, start))
+    if name.cosine:
+        schedulers.append(CosineAnnealingLR(optimizer, specification.iterations))
+    return optimizer, ChainedScheduler(schedulers) if len(schedulers) > 1 else next(iter(schedulers), None)

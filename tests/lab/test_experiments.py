@@ -22,7 +22,8 @@ NAMES = [
 def test_all_are_there():
     selections = [f"lr-selection-{workload}" for workload in workloads.WORKLOADS]
     scoreboards = ["scoreboard-fmnist-fc", "scoreboard-fmnist-cnn", "scoreboard-ptb-lstm"]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, "horizon", "overconfidence-lstm", "smaller-rates", *scoreboards]
+    beyond = ["horizon", "overconfidence-lstm", "late-start", "late-start-lstm", "smaller-rates"]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, *scoreboards]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

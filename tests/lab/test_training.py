@@ -22,6 +22,7 @@ ALL = [
     for prefix in ([""] if recipe.alone else ["", "cprop-"])
 ]
 COMBINED = ["adamw+cosine", "cprop-adam+cosine+ema", "sgd+ema"]
+LATE = [("cprop-adam", 20), ("cprop-lion", 40), ("cprop-adam+cosine", 40)]  # begins before the stop, and after it
 
 
 def curves(run):
@@ -30,9 +31,16 @@ def curves(run):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of other packages' optimizers
-@pytest.mark.parametrize("optimizer", [*ALL, *COMBINED])
-def test_stopped_and_resumed_is_not_stopped_to_the_bit(optimizer, tmp_path):
-    specification = eager(BLOBS.but(optimizer=optimizer))
+@pytest.mark.parametrize(
+    "specification",
+    [
+        *(BLOBS.but(optimizer=name) for name in (*ALL, *COMBINED)),
+        *(BLOBS.but(optimizer=name, settings={"cprop_start": start}) for name, start in LATE),
+    ],
+    ids=lambda specification: f"{specification.optimizer}{''.join(map(str, specification.settings.values()))}",
+)
+def test_stopped_and_resumed_is_not_stopped_to_the_bit(specification, tmp_path):
+    specification = eager(specification)
     whole = Training(specification)
     first = Training(specification)
     for one in (whole, first):
@@ -179,6 +187,26 @@ def test_cosine_decay_ends_at_zero():
     run = Training(eager(BLOBS.but(optimizer="adamw+cosine", iterations=40)))
     run.advance(40)
     assert run.evaluate()["lr"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("base", ["adam", "lion"])  # native, and wrapped
+def test_a_late_start_is_the_optimizer_without_cprop_until_there(base):
+    late = BLOBS.but(optimizer=f"cprop-{base}", settings={"cprop_start": 10})
+    plain, watching = (Training(eager(run)) for run in (BLOBS.but(optimizer=base), late))
+    for run in (plain, watching):
+        run.advance(10)
+    for ours, theirs in zip(watching.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert watching.optimizer.param_groups[0]["cprop_c"] == 1
+    for run in (plain, watching):
+        run.advance(1)
+    moved = zip(watching.model.parameters(), plain.model.parameters(), strict=True)
+    assert not any(torch.allclose(ours, theirs, rtol=1e-4) for ours, theirs in moved)
+
+
+def test_a_start_with_the_first_step_is_no_other_run():
+    late, usual = (BLOBS.but(settings=settings) for settings in ({"cprop_start": 0}, {}))
+    assert identify(late) == identify(usual) != identify(BLOBS.but(settings={"cprop_start": 1}))
 
 
 def test_cautious_adamw_is_adamw_with_the_mask():

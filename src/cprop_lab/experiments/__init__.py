@@ -227,6 +227,7 @@ def _varied(workload: str, *bases: str, **settings: Sequence[float]) -> list[Var
 PAPERS_FIVE: Final = ("sgd", "adam", "rmsprop", "amsgrad", "adabound")
 OVERCONFIDENCE: Final = (1.0, 3.0, 5.0, 10.0)
 HORIZONS: Final = (0.9, 0.99, 0.999, 0.9999)
+STARTS: Final = (0, 100)
 # "We start from c = 1, multiplicatively increase it by 3 until it gets worse": it chose 27, so one beyond.
 ALTERNATIVE_OVERCONFIDENCE: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
 
@@ -371,6 +372,20 @@ _BEYOND: Final = (
         "beyond the paper",
         "No figure of the paper's, which varies c on a convolutional network; on the LSTM, c = 1 around Adam fails.",
         _varied("ptb-lstm", "adam", cprop_c=(1.0, 3.0)),
+    ),
+    Experiment(
+        "late-start",
+        "CProp that watches first (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's, whose CProp scales from the first step on.",
+        _varied("fmnist-fc", "sgd", "adam", cprop_start=STARTS),
+    ),
+    Experiment(
+        "late-start-lstm",
+        "CProp that watches first (Penn Treebank, AWD-LSTM without dropout)",
+        "beyond the paper",
+        "No figure of the paper's; on the LSTM, CProp around Adam fails in the first hundred steps.",
+        _varied("ptb-lstm", "adam", cprop_start=STARTS),
     ),
     Experiment(
         "smaller-rates",
