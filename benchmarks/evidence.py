@@ -22,6 +22,7 @@ from cprop_lab.groups import WORDS, grouped, judged_by, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.report import draw, scores
 from cprop_lab.results import BINS, Run, Store
+from cprop_lab.specification import Specification
 from cprop_lab.targets import ended, facet, outcome, pairs, shown
 
 ROOT = Path(__file__).parents[1]
@@ -144,12 +145,16 @@ def _made(experiment: Kept) -> str:
     def all_of(key: str) -> str:
         return ", ".join(sorted({str(run.made[key]) for run in runs}))
 
-    seeds = ", ".join(map(str, sorted({run.specification.seed for run in runs})))
-    lengths = ", ".join(f"{n:,}" for n in sorted({run.specification.iterations for run in runs}))
+    def numbers(of: Callable[[Specification], int]) -> str:
+        return ", ".join(f"{n:,}" for n in sorted({of(run.specification) for run in runs}))
+
+    looked_at = "windows" if judged_by(runs) == "perplexity" else "examples"
     precisions = ", ".join(sorted({run.specification.precision for run in runs}))
     reduced = ": shorter than the paper's programme" * bool(about["reduced"])
     return (
-        f"*`{about['command']}`; preset {about['preset']}{reduced}; {lengths} iterations; seeds {seeds}; {precisions}; "
+        f"*`{about['command']}`; preset {about['preset']}{reduced}; "
+        f"{numbers(lambda s: s.iterations)} iterations; seeds {numbers(lambda s: s.seed)}; evaluated on "
+        f"{numbers(lambda s: s.examples)} {looked_at}; {precisions}; "
         f"torch {all_of('torch')} on {all_of('device')}, threads a run: {all_of('threads')}; commit {all_of('commit')}*"
     )
 

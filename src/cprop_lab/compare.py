@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cprop_lab import learning_rate, optimizers
-from cprop_lab.groups import judged_by
+from cprop_lab.groups import WORDS, judged_by
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, pairs, spread
+from cprop_lab.targets import Pair, Spread, ended, pairs, spread
 
 __all__ = ["Comparison", "compare", "verdict"]
+
+HELPS: Final = "helps"
+NO_HELP: Final = "does not help"
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,16 @@ def compare(
         run: runs a set of runs.
         seeds: how many.
         selection_iterations: how long a run is that serves to select; at most as long as the comparison's.
+
+    Raises:
+        ValueError: if there is no such optimizer, or CProp cannot be put around it; before anything is run.
     """
+    for base in bases:
+        if optimizers.parse(base).cprop:
+            raise ValueError(
+                f"{base} has CProp already: name the optimizer alone, and it is run without and with CProp"
+            )
+        optimizers.parse(f"cprop-{base}")
     short = min(selection_iterations, specification.iterations)
     plain = {base: specification.but(optimizer=str(optimizers.parse(base))) for base in bases}
     selections = learning_rate.select(
@@ -79,41 +92,46 @@ def verdict(name: str, pair: Pair) -> str:
     iterations, seconds = pair.shares("iterations"), pair.shares("seconds")
     if not iterations:
         return f"{name}: there is nothing to compare with, for {plain} {at} did not learn. Look at the task's loss."
-    missed = sum(math.isinf(share) for share in iterations)
+    missed = sum(map(math.isinf, iterations))
     seeds = f"{len(iterations)} seed{'s' * (len(iterations) > 1)}"
     if missed:
+        some = NO_HELP if missed == len(iterations) else "cannot be relied on"
         return (
-            f"{name} does not help: {at}, {missed} of {seeds} never came to the training loss at which {plain} ends. "
+            f"{name} {some}: {at}, {missed} of {seeds} never came to the training loss at which {plain} ends. "
             f"{generalisation(pair)}"
         )
     share, time = spread(iterations), spread(seconds)
     if len(iterations) == 1:
         judgement = "may help" if share.mean < 1 else "does not seem to help"
-        sure = "with one seed there is no telling how sure that is; give --seeds 3"
-    elif share.mean + share.margin < 1:
-        judgement, sure = "helps", f"95 % interval {interval(share.mean, share.margin)}"
-    elif share.mean - share.margin > 1:
-        judgement, sure = "does not help", f"95 % interval {interval(share.mean, share.margin)}"
+        alone = " With one seed there is no telling how sure that is; give --seeds 3."
     else:
-        judgement, sure = "makes no clear difference", f"95 % interval {interval(share.mean, share.margin)}"
-    saved = 1 - share.mean
-    words = f"saves {saved:.0%} of the iterations" if saved >= 0 else f"takes {-saved:.0%} more iterations"
-    clock = 1 - time.mean
-    clocked = f"saves {clock:.0%} of the time" if clock >= 0 else f"takes {-clock:.0%} more time"
+        judgement, alone = _judged(share), ""
+        if judgement == HELPS and _judged(time) == NO_HELP:
+            judgement = f"{HELPS} in iterations and not in time"
     return (
-        f"{name} {judgement}: {at} and over {seeds}, it {words} to the training loss at which {plain} ends ({sure}), "
-        f"and {clocked} on this machine. {generalisation(pair)}"
+        f"{name} {judgement}: {at} and over {seeds}, to the training loss at which {plain} ends it "
+        f"{_saved(share, 'iterations')}, and {_saved(time, 'time')} on this machine.{alone} {generalisation(pair)}"
     )
 
 
-def interval(mean: float, margin: float) -> str:
-    """What is saved, from and to."""
-    return f"{1 - mean - margin:.0%} to {1 - mean + margin:.0%}"
+def _judged(share: Spread) -> str:
+    """What the 95 % interval of a part that CProp needs leaves to say."""
+    if share.mean + share.margin < 1:
+        return HELPS
+    return NO_HELP if share.mean - share.margin > 1 else "makes no clear difference"
+
+
+def _saved(share: Spread, of: str) -> str:
+    """What CProp saves, with its interval."""
+    saved = 1 - share.mean
+    words = f"saves {saved:.0%} of the {of}" if saved >= 0 else f"takes {-saved:.0%} more {of}"
+    if math.isinf(share.margin):
+        return words
+    return f"{words} (95 % interval {abs(saved) - share.margin:.0%} to {abs(saved) + share.margin:.0%})"
 
 
 def generalisation(pair: Pair) -> str:
     """What becomes of the test data: the other half of the answer."""
     column = judged_by(pair.plain)
-    before, after = (spread([run.column(column)[-1] for run in runs]) for runs in (pair.plain, pair.scaled))
-    name = {"test_loss": "test loss"}.get(column, f"test {column}")
-    return f"At the end, {name} is {after} with CProp and {before} without."
+    after, before = (ended(runs, column, nothing="lost (diverged)") for runs in (pair.scaled, pair.plain))
+    return f"At the end, {WORDS[column]} is {after} with CProp and {before} without."

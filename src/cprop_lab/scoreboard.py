@@ -136,14 +136,15 @@ def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     heads = ["optimizer", "learning rate"]
     for target in TARGETS:
         heads += [f"iterations {target.title}", f"seconds {target.title}"]
-    heads += ["time of a step", "training loss at the end", f"{WORDS[column]} at the end"]
+    ends = dict.fromkeys(("train_loss", "test_loss", column))
+    heads += ["time of a step", *(f"{WORDS[name]} at the end" for name in ends)]
     rows = [
         [
             entry.name,
             f"{entry.specification.lr:g}",
             *(part_in_words(entry, target, of) for target in range(len(TARGETS)) for of in ("iterations", "seconds")),
             f"{entry.cost:.2f}",
-            *(ended(entry.runs, name) for name in ("train_loss", column)),
+            *(ended(entry.runs, name) for name in ends),
         ]
         for entry in entries
     ]

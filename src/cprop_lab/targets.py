@@ -139,9 +139,7 @@ class Pair:
         """The seeds that have a target: both runs, and the plain one's last training loss."""
         both = zip(self.plain, self.scaled, strict=True)
         found = [(plain, scaled, final_loss(plain)) for plain, scaled in both]
-        return [
-            (p, s, target) for p, s, target in found if p.status != "diverged" and when(p, target, "iterations") > 0
-        ]
+        return [(p, s, target) for p, s, target in found if 0 < when(p, target, "iterations") < math.inf]
 
     @property
     def targets(self) -> list[float]:
@@ -173,8 +171,8 @@ def outcome(pair: Pair, of: str) -> str:
 
 
 def when(run: Run, target: float, of: str) -> float:
-    """When a run reaches a target, or infinity."""
-    hit = reached(run, target)
+    """When a run reaches a target, or infinity; nothing is reached by a run that diverged, before or after."""
+    hit = None if run.status == "diverged" or math.isinf(target) else reached(run, target)
     return math.inf if hit is None else float(getattr(hit, of))
 
 

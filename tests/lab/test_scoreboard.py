@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_scores_are_parts_of_the_run_and_of_adams_time(entries):
     assert by_name["SGD"].part(0, "seconds") == math.inf
     assert by_name["CProp(SGD)"].part(0) == math.inf  # the median of a seed that got there and one that did not
     assert by_name["SGD"].cost == pytest.approx(0.5)
+
+
+def test_a_run_that_diverged_has_reached_nothing_and_sets_no_target(store):
+    """Rule 9, and for Adam itself."""
+    losses = {"adam": [ADAM], "adamw+cosine": [COSINE], "sgd": [FAST]}
+    runs, timings = keep(store, losses, {"adam": 0.01})
+    blown = [replace(run, status="diverged") if run.specification.optimizer == "sgd" else run for run in runs]
+    (row,) = (entry for entry in scoreboard.score(blown, timings) if entry.name == "SGD")
+    assert row.iterations == [[math.inf], [math.inf]]
+    blown = [replace(run, status="diverged") if run.specification.optimizer == "adam" else run for run in runs]
+    assert all(entry.iterations[0] == [math.inf] for entry in scoreboard.score(blown, timings))
 
 
 def test_the_order_is_that_of_the_scores(entries):
