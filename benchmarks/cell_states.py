@@ -4,7 +4,7 @@ The language model without dropout, at the learning rate that was selected for A
 from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
 and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp
 around it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, a shorter horizon, a start
-without it, more confidence.
+without it, more confidence, more digits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LinearLR
 from cprop_lab.experiments.presets import REDUCED
 from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
-from cprop_lab.specification import Specification
+from cprop_lab.specification import Precision, Specification
 from cprop_lab.training import Training, commit
 from cprop_lab.workloads.data import ENVIRONMENT
 
@@ -44,11 +44,13 @@ class Case(NamedTuple):
         optimizer: as the laboratory names it.
         settings: of it.
         warm_up: steps over which the learning rate grows to its value.
+        precision: of the network, as the laboratory names it.
     """
 
     optimizer: str
     settings: Mapping[str, float] = {}
     warm_up: int = 0
+    precision: Precision = PRECISION
 
 
 CASES: Final = {
@@ -59,14 +61,16 @@ CASES: Final = {
     "CProp(Adam), beta = 0.9": Case("cprop-adam", {"cprop_beta": 0.9}),
     f"CProp(Adam) after {WATCHING} steps of Adam": Case("cprop-adam", {"cprop_start": WATCHING}),
     "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
+    "Adam, float32": Case("adam", precision="float32"),
+    "CProp(Adam), float32": Case("cprop-adam", precision="float32"),
 }
 
 
 def look(case: Case, seed: int) -> list[dict[str, Any]]:
     """Train, and look at the marks: the loss and the mean scale; by layer, the cell states and the last gradient."""
     settings = dict(case.settings)
-    run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, precision=PRECISION, examples=5)
-    training = Training(run)
+    run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, examples=5)
+    training = Training(run.but(precision=case.precision))
     assert isinstance(training.model, AWDLSTM)
     if case.warm_up:
         training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)

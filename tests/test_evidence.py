@@ -1,18 +1,23 @@
 """The published results are those of the committed runs, which anyone can read without the laboratory's help."""
 
+import argparse
 import json
 import re
+import shlex
 import statistics
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 from benchmarks import evidence, report
 from PIL import Image
 
-from cprop_lab.results import identify
+from cprop_lab.experiments import EXPERIMENTS, PRESETS
+from cprop_lab.results import Store, identify
 
 PAGES = sorted((report.ROOT / "docs" / "results").glob("*.md"))
 RUNS = sorted((evidence.STORE / "runs").glob("*.json"))
+COMMITTED = {run.identity: run for run in Store(evidence.STORE).runs()}
 
 
 def rows(path):
@@ -72,16 +77,42 @@ def test_pictures_on_pages_are_there():
             assert (page.parent / path).is_file(), path
 
 
-def test_runs_say_how_they_were_made():
-    needed = {
-        run.identity for experiment in evidence.kept().values() for run in (*experiment.runs, *experiment.timings)
-    }
-    assert {path.stem for path in RUNS} == needed  # none too many
+def again(about):
+    """Make an experiment as its command says, from the committed runs alone; with all the runs that it asked for."""
+    options = argparse.ArgumentParser()
+    options.add_argument("name")
+    options.add_argument("--preset")
+    options.add_argument("--seeds", type=int)
+    options.add_argument("--optimizers")
+    options.add_argument("--paper-rates", dest="select", action="store_false", default=None)
+    given = options.parse_args(shlex.split(about["command"])[2:])
+    chosen, preset = EXPERIMENTS[given.name], PRESETS[given.preset]
+    asked = []
+
+    def committed(specifications):
+        asked.extend(map(identify, specifications))
+        return [COMMITTED[identify(specification)] for specification in specifications]
+
+    chosen = chosen.only(given.optimizers.split(",")) if given.optimizers else chosen
+    preset = replace(preset, seeds=given.seeds) if given.seeds else preset
+    return chosen.run(preset, committed, given.select), asked
+
+
+def test_every_experiment_can_be_made_again_from_the_committed_runs():
+    """The searches for learning rates too: they find those that were used. And no run is there for nothing."""
+    needed = set()
     for experiment in evidence.kept().values():
-        assert "cprop-lab run " in experiment.about["command"]
-        for run in (*experiment.runs, *experiment.timings):
-            assert identify(run.specification) == run.identity  # the present code would make the same run
-            assert re.fullmatch(r"[0-9a-f]{12}", run.made["commit"])  # and not of changed files
+        about, asked = again(experiment.about)
+        needed.update(asked)
+        assert {**about, "command": experiment.about["command"]} == experiment.about
+    assert set(COMMITTED) == needed
+
+
+def test_runs_say_how_they_were_made():
+    assert len(COMMITTED) == len(RUNS)
+    for run in COMMITTED.values():
+        assert identify(run.specification) == run.identity  # the present code would make the same run
+        assert re.fullmatch(r"[0-9a-f]{12}", run.made["commit"])  # and not of changed files
 
 
 def test_sentences_have_no_numbers_of_their_own():

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LRScheduler
 
 import cprop
+from cprop import MEASURES, Measure, Moments
 from cprop.moments import PREFIX
 from cprop_lab.schedule_free import ScheduleFreeCProp
 from cprop_lab.specification import Setting, Specification
@@ -50,6 +51,20 @@ CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
 KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c", START: "start"}
 """Settings of CProp that experiments vary, and what figures call them."""
 EMA_DECAY: Final = 0.999
+
+
+def layer_mean(moments: Moments) -> Tensor:
+    """CProp's scale, averaged over a tensor and the same for all of its elements: a control, not a rule to use.
+
+    What it saves, CProp saves by when and in which layers it slows down; what is missing, by which parameters it slows.
+    It looks at a tensor as a whole, so it cannot be fused.
+    """
+    s = torch.as_tensor(MEASURES["normal"](moments))
+    return s.mean().expand_as(s)
+
+
+CONTROLS: Final[Mapping[str, Measure]] = {"layer_mean": layer_mean}
+"""Measures of the laboratory's own, by name."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +282,7 @@ class LateStart(LRScheduler):
         self.cs = [group["cprop_c"] for group in optimizer.param_groups]
         super().__init__(optimizer)
 
-    def get_lr(self) -> list[float | torch.Tensor]:
+    def get_lr(self) -> list[float | Tensor]:
         """Set ``c``, and leave the learning rate as it is."""
         for group, c in zip(self.optimizer.param_groups, self.cs, strict=True):
             group["cprop_c"] = math.inf if self.last_epoch < self.steps else c
@@ -280,6 +295,8 @@ def build(specification: Specification, params: Iterable[nn.Parameter]) -> tuple
     settings = resolve_settings(specification)
     start = int(settings.pop(START, 0))
     of_cprop: dict[str, Any] = {key: settings.pop(key) for key in CPROP_DEFAULTS if key in settings}
+    if name.cprop:
+        of_cprop["cprop_measure"] = CONTROLS.get(of_cprop["cprop_measure"], of_cprop["cprop_measure"])
     recipe = name.recipe
     if not name.cprop:
         optimizer = recipe.plain(params, lr=specification.lr, **settings)

@@ -22,7 +22,7 @@ NAMES = [
 def test_all_are_there():
     selections = [f"lr-selection-{workload}" for workload in workloads.WORKLOADS]
     scoreboards = ["scoreboard-fmnist-fc", "scoreboard-fmnist-cnn", "scoreboard-ptb-lstm"]
-    beyond = ["horizon", "overconfidence-lstm", "late-start", "late-start-lstm", "smaller-rates"]
+    beyond = ["horizon", "overconfidence-lstm", "layer-mean", "late-start", "late-start-lstm", "smaller-rates"]
     assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, *scoreboards]
 
 

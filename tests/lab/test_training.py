@@ -22,7 +22,12 @@ ALL = [
     for prefix in ([""] if recipe.alone else ["", "cprop-"])
 ]
 COMBINED = ["adamw+cosine", "cprop-adam+cosine+ema", "sgd+ema"]
-LATE = [("cprop-adam", 20), ("cprop-lion", 40), ("cprop-adam+cosine", 40)]  # begins before the stop, and after it
+SET = [
+    ("cprop-adam", {"cprop_start": 20}),  # before the stop
+    ("cprop-lion", {"cprop_start": 40}),  # and after it
+    ("cprop-adam+cosine", {"cprop_start": 40}),
+    ("cprop-sgd", {"cprop_measure": "layer_mean"}),
+]
 
 
 def curves(run):
@@ -35,7 +40,7 @@ def curves(run):
     "specification",
     [
         *(BLOBS.but(optimizer=name) for name in (*ALL, *COMBINED)),
-        *(BLOBS.but(optimizer=name, settings={"cprop_start": start}) for name, start in LATE),
+        *(BLOBS.but(optimizer=name, settings=settings) for name, settings in SET),
     ],
     ids=lambda specification: f"{specification.optimizer}{''.join(map(str, specification.settings.values()))}",
 )
@@ -207,6 +212,14 @@ def test_a_late_start_is_the_optimizer_without_cprop_until_there(base):
 def test_a_start_with_the_first_step_is_no_other_run():
     late, usual = (BLOBS.but(settings=settings) for settings in ({"cprop_start": 0}, {}))
     assert identify(late) == identify(usual) != identify(BLOBS.but(settings={"cprop_start": 1}))
+
+
+def test_a_layers_mean_is_the_same_for_all_of_its_parameters():
+    run = Training(eager(BLOBS.but(settings={"cprop_measure": "layer_mean"})))
+    run.advance(20)
+    scales = [scale for _, scale in run.optimizer.scales()]
+    assert all(scale.unique().numel() == 1 and 0 < scale.flatten()[0] < 1 for scale in scales)
+    assert len({scale.flatten()[0].item() for scale in scales}) > 1
 
 
 def test_cautious_adamw_is_adamw_with_the_mask():

@@ -53,8 +53,10 @@ class Variant:
         return str(optimizers.parse(self.optimizer)._replace(cprop=False, ema=False))
 
     def setting(self) -> Variant:
-        """What a learning rate is selected for: the same whatever CProp does with it."""
-        settings = {name: value for name, value in self.settings.items() if not name.startswith(PREFIX)}
+        """What a learning rate is selected for: the same whatever CProp does with it, and however steps are run."""
+        settings = {
+            name: value for name, value in self.settings.items() if name != "fused" and not name.startswith(PREFIX)
+        }
         return Variant(self.workload, self.base, self.batch_size, settings, self.options)
 
     def guess(self) -> float:
@@ -374,6 +376,20 @@ _BEYOND: Final = (
         "beyond the paper",
         "No figure of the paper's, which varies c on a convolutional network; on the LSTM, c = 1 around Adam fails.",
         _varied("ptb-lstm", "adam", cprop_c=(1.0, 3.0)),
+    ),
+    Experiment(
+        "layer-mean",
+        "One scale a layer (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: is it when and in which layers CProp slows down, or which parameters?",
+        [
+            variant
+            for base in ("sgd", "adam")
+            for variant in [
+                *_both("fmnist-fc", base),
+                Variant("fmnist-fc", f"cprop-{base}", settings={"cprop_measure": "layer_mean", "fused": False}),
+            ]
+        ],
     ),
     Experiment(
         "late-start",
