@@ -175,7 +175,7 @@ def fact(experiment: str, name: str, what: str) -> str:
         experiment: its name.
         name: of the optimizer, as tables have it.
         what: ``"iterations"`` for the part that CProp needs of the plain optimizer's; ``"lr"``; a column of the curves
-            for its end; on a scoreboard ``"place"``, ``"cost"`` for the time of a step against Adam's, or
+            for its end; ``"near zero"`` for the parameters whose scale ends in the histogram's lowest bin; on a scoreboard ``"place"``, ``"cost"`` for the time of a step against Adam's, or
             ``"iterations 1"``, ``"seconds 2"`` and the like to a target.
 
     Raises:
@@ -196,6 +196,8 @@ def fact(experiment: str, name: str, what: str) -> str:
     runs = [run for run in found.runs if named(run) == name]
     if not runs:
         raise KeyError(f"{experiment} has no {name}: it has {', '.join(dict.fromkeys(map(named, found.runs)))}")
+    if what == "near zero":
+        return shown([100 * float(run.histogram()[-1][0]) for run in runs], " %")
     return f"{runs[0].specification.lr:g}" if what == "lr" else ended(runs, what)
 
 
