@@ -175,8 +175,9 @@ def fact(experiment: str, name: str, what: str) -> str:
         experiment: its name.
         name: of the optimizer, as tables have it.
         what: ``"iterations"`` for the part that CProp needs of the plain optimizer's; ``"lr"``; a column of the curves
-            for its end; ``"near zero"`` for the parameters whose scale ends in the histogram's lowest bin; on a scoreboard ``"place"``, ``"cost"`` for the time of a step against Adam's, or
-            ``"iterations 1"``, ``"seconds 2"`` and the like to a target.
+            for its end; ``"near zero"`` for the parameters whose scale ends in the histogram's lowest bin; on a
+            scoreboard ``"place"``, ``"cost"`` for the time of a step against Adam's, or ``"iterations 1"``,
+            ``"seconds 2"`` and the like to a target.
 
     Raises:
         KeyError: if there is no such number.
