@@ -5,6 +5,7 @@ import io
 import pickle
 
 import pytest
+import schedulefree
 import torch
 from table import INNERS, TABLE, Inner, gradients, inputs, train
 from torch.distributed.checkpoint.state_dict import (
@@ -569,6 +570,14 @@ def test_sparse_gradients_are_refused_before_anything_moves(entry):
         (lambda ps: cprop.CProp(ps), r"CProp wraps an optimizer, and got list: write CProp\(torch\.optim\.Adam"),
         (lambda ps: cprop.CProp(cprop.CPropSGD(ps)), r"CPropSGD is scaled by CProp already: wrap the plain optimizer"),
         (lambda ps: cprop.CProp(cprop.CProp(torch.optim.SGD(ps))), r"CProp is scaled by CProp already"),
+        (
+            lambda ps: cprop.CProp(schedulefree.AdamWScheduleFree(ps)),
+            r"AdamWScheduleFree keeps other weights for training than for evaluation.* wrap the optimizer that it is",
+        ),
+        (
+            lambda ps: cprop.CProp(torch.optim.Adam(ps, differentiable=True)),
+            r"Adam has differentiable=True.* set differentiable=False",
+        ),
     ],
 )
 def test_what_cannot_be_wrapped_says_what_to_do(build, message):

@@ -81,6 +81,10 @@ class CProp(ConformityOptimizer):
     with the inner one: hand the wrapper to schedulers, gradient scalers and trainers, and forget
     the inner optimizer.
 
+    The inner optimizer must keep its weights in the parameters alone. What holds them in its state as
+    well (Lookahead's slow weights, master weights of its own) goes on unscaled from there; where it
+    shows (Schedule-Free), it is refused.
+
     Everything the inner optimizer does to a parameter is scaled, decoupled weight decay included;
     where that matters, use :class:`CPropAdamW`. A step costs one copy of the parameters; the native
     optimizers do without. Elements of a gradient that are NaN or infinite count as zero, and are
@@ -360,6 +364,16 @@ def refuse_unsuitable(optimizer: Optimizer) -> None:
         raise TypeError(
             f"{type(optimizer).__name__} evaluates its closure many times in a step, so there is no one gradient "
             "whose conformity could be measured: use an optimizer that takes one gradient a step"
+        )
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        raise TypeError(
+            f"{type(optimizer).__name__} keeps other weights for training than for evaluation, so CProp would scale "
+            "the way between them and not its steps: use it as it is, or wrap the optimizer that it is made from"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise TypeError(
+            f"{type(optimizer).__name__} has differentiable=True, but CProp's part of a step is not differentiated, "
+            "and the gradient through it would be wrong: set differentiable=False"
         )
 
 
