@@ -67,7 +67,7 @@ READING: Final = (
 TARGETS: Final = (
     "How long CProp takes to the training loss at which the same optimizer ends without it, seed by seed; a ratio "
     f"below 1 is time saved. Both curves are averaged over {WINDOW} evaluations, so the optimizer without "
-    "CProp may get there before its last iteration."
+    "CProp may get there before its last iteration. Seconds are iterations times the median time of a step."
 )
 SURVIVORS: Final = (
     "Where not all seeds reached the target, the numbers with CProp are those of the seeds that did: they flatter it."

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
-import numpy as np
-
 from cprop_lab import optimizers
 from cprop_lab.groups import WORDS, judged_by, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
-from cprop_lab.targets import by_seed, ended, smoothed, when
+from cprop_lab.targets import by_seed, ended, seconds_a_step, smoothed, when
 
 __all__ = [
     "ROWS",
@@ -29,7 +27,6 @@ __all__ = [
     "Target",
     "part_in_words",
     "score",
-    "seconds_a_step",
     "settings",
     "table",
     "timing",
@@ -183,11 +180,6 @@ def timing(specification: Specification, iterations: int) -> Specification:
     """
     every = max(1, iterations // 10)
     return specification.but(iterations=max(10, iterations), evaluate_every=every, examples=100)
-
-
-def seconds_a_step(run: Run) -> float:
-    """The median over a run's stretches between evaluations: what disturbs some of them does not change it."""
-    return float(np.median(np.diff(run.column("seconds")) / np.diff(run.column("step"))))
 
 
 def settings(optimizer: str) -> dict[str, float]:

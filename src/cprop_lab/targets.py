@@ -21,24 +21,17 @@ from cprop_lab.specification import Specification
 
 __all__ = [
     "Pair",
-    "Reached",
     "Spread",
     "by_seed",
     "ended",
     "outcome",
     "pairs",
     "reached",
+    "seconds_a_step",
     "shown",
     "smoothed",
     "spread",
 ]
-
-
-class Reached(NamedTuple):
-    """When a run first was as good as a target."""
-
-    iterations: float
-    seconds: float
 
 
 class Spread(NamedTuple):
@@ -106,8 +99,8 @@ def ended(runs: Iterable[Run], column: str, nothing: str = "diverged") -> str:
     return shown(values, unit, nothing)
 
 
-def reached(run: Run, target: float) -> Reached | None:
-    """When a run's training loss first falls to a target, between two rows where need be; None if it never does."""
+def reached(run: Run, target: float) -> float | None:
+    """At which iteration a run's training loss first falls to a target, between two rows where need be, if ever."""
     losses = smoothed(run)
     below = np.flatnonzero(losses <= target)
     if not len(below):
@@ -115,8 +108,13 @@ def reached(run: Run, target: float) -> Reached | None:
     last = int(below[0])
     first = max(last - 1, 0)
     part = 1.0 if first == last else (losses[first] - target) / (losses[first] - losses[last])
-    steps, seconds = (run.column(name) for name in ("step", "seconds"))
-    return Reached(*(float(x[first] + part * (x[last] - x[first])) for x in (steps, seconds)))
+    steps = run.column("step")
+    return float(steps[first] + part * (steps[last] - steps[first]))
+
+
+def seconds_a_step(run: Run) -> float:
+    """The median over a run's stretches between evaluations: what disturbs some of them does not change it."""
+    return float(np.median(np.diff(run.column("seconds")) / np.diff(run.column("step"))))
 
 
 @dataclass(frozen=True)
@@ -171,9 +169,14 @@ def outcome(pair: Pair, of: str) -> str:
 
 
 def when(run: Run, target: float, of: str) -> float:
-    """When a run reaches a target, or infinity; nothing is reached by a run that diverged, before or after."""
-    hit = None if run.status == "diverged" or math.isinf(target) else reached(run, target)
-    return math.inf if hit is None else float(getattr(hit, of))
+    """When a run reaches a target, or infinity; nothing is reached by a run that diverged, before or after.
+
+    Seconds are the iterations times the seconds of a step: the clock of a long run has also what else went on.
+    """
+    iterations = None if run.status == "diverged" or math.isinf(target) else reached(run, target)
+    if iterations is None:
+        return math.inf
+    return iterations * seconds_a_step(run) if of == "seconds" else iterations
 
 
 def _setting(specification: Specification) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ import pytest
 from test_experiments import SMALL
 from test_figures import specification, write
 
-from cprop_lab import figures, report, scoreboard
+from cprop_lab import figures, report, scoreboard, targets
 from cprop_lab.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.results import Store
@@ -111,7 +111,7 @@ def test_without_adam_there_is_no_target(store):
 
 def test_seconds_of_a_step_are_not_moved_by_a_disturbance(store):
     (run,), _ = keep(store, {"adam": [ADAM]}, {})
-    assert scoreboard.seconds_a_step(run) == pytest.approx(0.01)
+    assert targets.seconds_a_step(run) == pytest.approx(0.01)
 
 
 def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):

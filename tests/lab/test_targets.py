@@ -1,13 +1,15 @@
 """When a run reaches a loss, and what that says about CProp; numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from cprop_lab.compare import compare, verdict
 from cprop_lab.results import Store, identify
 from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, outcome, pairs, reached, smoothed, spread
+from cprop_lab.targets import Pair, outcome, pairs, reached, smoothed, spread, when
 
 PLAIN = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=400, evaluate_every=100)
 
@@ -37,9 +39,18 @@ def pair(make, plain, scaled, pace=0.02, **columns):
 def test_curves_are_averaged_before_they_are_compared(make):
     run = make(PLAIN, [9, 6, 3, 3])
     assert smoothed(run).tolist() == [9, 7.5, 6, 4]
-    assert reached(run, 5) == (250, 2.5)  # half-way between 6 and 4
-    assert reached(run, 9) == (0, 0)
+    assert reached(run, 5) == 250  # half-way between 6 and 4
+    assert reached(run, 9) == 0
     assert reached(run, 3.9) is None
+
+
+def test_seconds_are_those_of_undisturbed_steps(make):
+    run = make(PLAIN, [9, 6, 3, 3])
+    seconds = pa.array([0.0, 1.0, 2.0, 99.0])
+    disturbed = replace(
+        run, curves=run.curves.set_column(run.curves.schema.get_field_index("seconds"), "seconds", seconds)
+    )
+    assert when(disturbed, 4, "seconds") == when(run, 4, "seconds") == 3
 
 
 def test_what_is_saved(make):
