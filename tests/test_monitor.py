@@ -229,6 +229,40 @@ def test_after_one_gradient_there_is_no_noise_to_tell():
     assert monitor.advice() == []
 
 
+def test_a_parameter_without_elements_is_passed_over():
+    empty, p = nn.Parameter(torch.empty(0, 3)), nn.Parameter(torch.zeros(2))
+    optimizer = cprop.CPropSGD([empty, p], lr=0.1)
+    monitor = cprop.Monitor(optimizer, [("empty.weight", empty), ("fc.weight", p)], every=1)
+    empty.grad = torch.empty(0, 3)
+    optimizer.step()
+    assert monitor.samples == []  # nothing but the empty one has had a gradient
+    p.grad = torch.ones(2)
+    optimizer.step()
+    (sample,) = monitor.samples
+    assert list(sample.layers) == ["fc"]
+    assert sample.total.elements == 2
+
+
+def test_statistics_without_memory_have_no_noise_to_tell():
+    """With a beta of zero they are of one gradient at every step, and one gradient has no variance."""
+    model = network()
+    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1, cprop_beta=0.0)
+    monitor = cprop.Monitor(optimizer, every=1)
+    train(model, optimizer, 3)
+    assert [sample.total.mean_scale for sample in monitor.samples] == pytest.approx([1.0] * 3)
+    assert all(math.isnan(sample.total.noise) for sample in monitor.samples)
+
+
+def test_a_sample_that_falls_due_before_the_first_gradient_is_left_out():
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    monitor = cprop.Monitor(optimizer, every=2)
+    for step in range(1, 7):
+        p.grad = torch.ones(1) if step > 2 else None
+        optimizer.step()
+    assert [sample.step for sample in monitor.samples] == [2, 4]
+
+
 def test_what_it_refuses():
     p = nn.Parameter(torch.zeros(1))
     with pytest.raises(

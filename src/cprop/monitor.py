@@ -25,7 +25,8 @@ class Monitor:
     r"""Looks at an optimizer every so many steps, keeps what it saw, and says what it means.
 
     Between samples a step costs one call of a hook. A sample is one pass over the statistics and reads its numbers back
-    at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding.
+    at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding. Before
+    the first gradient there is nothing to see, and no sample is taken.
 
     With the running mean :math:`\hat m` and mean square :math:`\hat v` of an element, over weights whose squares add up
     to :math:`k`,
@@ -84,22 +85,29 @@ class Monitor:
     def _after_step(self, *_: object) -> None:
         self._steps += 1
         if self._steps % self.every == 0:
-            self.sample()
+            self._look()
 
     def close(self) -> None:
         """Look no more; what was seen is kept."""
         self._hook.remove()
 
-    @torch.no_grad()
     def sample(self) -> Sample:
         """Look now.
 
         Raises:
             ValueError: if no parameter has had a gradient yet.
         """
-        seen = list(self.optimizer.moments())
-        if not seen:
+        taken = self._look()
+        if taken is None:
             raise ValueError("no parameter has had a gradient yet: take a step first")
+        return taken
+
+    @torch.no_grad()
+    def _look(self) -> Sample | None:
+        """A sample, unless there is nothing to see yet: within a step, that is no reason to end the training."""
+        seen = [found for found in self.optimizer.moments() if found[0].numel()]  # no elements, no mean
+        if not seen:
+            return None
         rows = over_ranks([sums(moments, group) for _, group, moments in seen], [p for p, *_ in seen]).tolist()
         by_layer: dict[str, list[Layer]] = {}
         for number, ((p, group, _), row) in enumerate(zip(seen, rows, strict=True)):

@@ -252,7 +252,8 @@ def layer(row: Sequence[float], beta: float, t: float) -> Layer:
     elements = at_least[0]  # every scale is at least zero
     # The squares of the running mean's weights add up to k: its variance is k times a gradient's.
     k = (1 - beta) * (1 + beta**t) / ((1 + beta) * (1 - beta**t))
-    unbiased = 1 / (1 - k) if t > 1 else math.nan  # one gradient has no variance
+    # One gradient has no variance, and with a beta of zero there is never more than one.
+    unbiased = 1 / (1 - k) if t > 1 and k < 1 else math.nan
     noise = of.variance * unbiased
     error = 2 * k**2 * of.variance_squared * unbiased**2 + 4 * k * of.variance_times_mean_squared * unbiased
     return Layer(
