@@ -69,6 +69,28 @@ def test_a_kernel_gives_what_its_function_gives(function):
         torch.testing.assert_close(found, function((m, v), numbers, "normal"), rtol=1e-5, atol=1e-9)
 
 
+WAYS = {
+    "native": (lambda p: cprop.CPropSGD([p], lr=0.1), False),
+    "native, fused": (lambda p: cprop.CPropSGD([p], lr=0.1, fused=True), True),
+    "as the inner optimizer": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1, fused=True)), True),
+    "told not to": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1, fused=True), fused=False), False),
+    "told another": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1, fused=True), foreach=True), False),
+    "told to": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1), fused=True), True),
+}
+
+
+@pytest.mark.parametrize(("make", "compiles"), WAYS.values(), ids=WAYS)
+def test_a_sample_is_compiled_where_the_step_is(make, compiles, monkeypatch):
+    asked = []
+    monkeypatch.setattr("cprop.summary.kernel", lambda *kind: asked.append(kind) or kernel(*kind))
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = make(p)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    cprop.Monitor(optimizer).sample()
+    assert bool(asked) == compiles
+
+
 def test_a_parameter_longer_than_a_block_and_a_histogram(monkeypatch):
     monkeypatch.setattr("cprop.summary.BLOCK", 64)
     monkeypatch.setattr("cprop.summary.SHOWN", 32)

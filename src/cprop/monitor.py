@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cprop.advice import advice
+from cprop.execution import Way
 from cprop.moments import STEP
 from cprop.optimizers.base import ConformityOptimizer
 from cprop.summary import Layer, Sample, layer, over_ranks, sums, together
@@ -108,7 +109,8 @@ class Monitor:
         seen = [found for found in self.optimizer.moments() if found[0].numel()]  # no elements, no mean
         if not seen:
             return None
-        rows = over_ranks([sums(moments, group) for _, group, moments in seen], [p for p, *_ in seen]).tolist()
+        own = [sums(moments, group, self.optimizer._way([p], group) is Way.FUSED) for p, group, moments in seen]
+        rows = over_ranks(own, [p for p, *_ in seen]).tolist()
         by_layer: dict[str, list[Layer]] = {}
         for number, ((p, group, _), row) in enumerate(zip(seen, rows, strict=True)):
             name = self._names.get(p, f"parameter {number}")

@@ -136,15 +136,20 @@ SHOWN: Final = 1 << 14
 """Elements of a parameter, evenly spread, that its histogram is made of: a share is then known to half a percent."""
 
 
-def sums(moments: Moments, group: Mapping[str, Any]) -> Tensor:
-    """The sums over what this rank holds of a parameter, and its histogram, without reading them back."""
+def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
+    """The sums over what this rank holds of a parameter, and its histogram, without reading them back.
+
+    Args:
+        moments: its statistics.
+        group: its param group.
+        fused: whether to compile, as its optimizer does.
+    """
     tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
     device, number = tensors[0].device, tensors[0].numel()
     precise = torch.float32 if device.type == "mps" else torch.float64  # for counts beyond 2^24
     if not number:  # a rank may hold nothing of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
     numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
-    fused = bool(group.get("cprop_fused") or group.get("fused"))
 
     def run(function: Look, elements: Sequence[Tensor]) -> Tensor:
         if not fused:
