@@ -275,6 +275,18 @@ def test_statistics_without_memory_have_no_noise_to_tell():
     assert all(math.isnan(sample.total.noise) for sample in monitor.samples)
 
 
+def test_a_parameter_without_a_name_keeps_its_number():
+    early, late, named = (nn.Parameter(torch.zeros(size)) for size in (1, 2, 3))
+    optimizer = cprop.CPropSGD([{"params": [late]}, {"params": [named, early]}], lr=0.1)
+    monitor = cprop.Monitor(optimizer, [("fc.weight", named)], every=1)
+    for late.grad in (None, torch.ones(2)):
+        named.grad, early.grad = torch.ones(3), torch.ones(1)
+        optimizer.step()
+    first, second = ({name: own.elements for name, own in sample.layers.items()} for sample in monitor.samples)
+    assert first == {"fc": 3, "parameter 2": 1}
+    assert second == {"parameter 0": 2, "fc": 3, "parameter 2": 1}
+
+
 def test_a_sample_that_falls_due_before_the_first_gradient_is_left_out():
     p = nn.Parameter(torch.zeros(1))
     optimizer = cprop.CPropSGD([p], lr=0.1)

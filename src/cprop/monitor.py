@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -41,7 +42,8 @@ class Monitor:
 
     Args:
         optimizer: any of this package.
-        named_parameters: ``model.named_parameters()``, for names; parameters of one module are one layer.
+        named_parameters: ``model.named_parameters()``, for names; parameters of one module are one layer. One that has
+            no name is a layer of its own, by its number in the param groups: "parameter 0".
         every: steps between two samples.
         batch_size: examples in a step, over all ranks and accumulated gradients, for the noise scale.
         sinks: told every sample; see :mod:`cprop.integrations`.
@@ -111,9 +113,11 @@ class Monitor:
             return None
         own = [sums(moments, group, self.optimizer._way([p], group) is Way.FUSED) for p, group, moments in seen]
         rows = over_ranks(own, [p for p, *_ in seen]).tolist()
+        # Of all, and not of those seen: a number must not pass to another when one more has its first gradient.
+        numbers = {p: number for number, p in enumerate(chain(*(g["params"] for g in self.optimizer.param_groups)))}
         by_layer: dict[str, list[Layer]] = {}
-        for number, ((p, group, _), row) in enumerate(zip(seen, rows, strict=True)):
-            name = self._names.get(p, f"parameter {number}")
+        for (p, group, _), row in zip(seen, rows, strict=True):
+            name = self._names.get(p, f"parameter {numbers[p]}")
             t = float(self.optimizer.state[p][STEP])
             by_layer.setdefault(name, []).append(layer(row, float(group["cprop_beta"]), t))
         layers = {name: together(parts) for name, parts in by_layer.items()}
