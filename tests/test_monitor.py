@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -237,6 +238,23 @@ def test_sinks_are_told_until_it_is_closed():
     numbers = told[-1].scalars("run")
     assert numbers["run/2/mean_scale"] == told[-1].layers["2"].mean_scale
     assert numbers["run/noise_scale"] == told[-1].total.noise_scale(8)
+
+
+def test_a_long_run_keeps_so_many_samples_the_recent_ones_all(monkeypatch):
+    monkeypatch.setattr("cprop.monitor.KEPT", 20)
+    p, told = nn.Parameter(torch.zeros(1)), []
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    monitor = cprop.Monitor(optimizer, every=2, sinks=[told.append])
+    for _ in range(400):
+        p.grad = torch.ones(1)
+        optimizer.step()
+    assert len(told) == 200
+    steps = [sample.step for sample in monitor.samples]
+    assert steps[-11:] == list(range(380, 401, 2))
+    assert len(steps) == 20
+    assert steps[0] == 2
+    gaps = [later - earlier for earlier, later in pairwise(steps[:9])]
+    assert max(gaps) <= 2 * min(gaps)  # what is left of the time before is spread over all of it
 
 
 def test_after_one_gradient_there_is_no_noise_to_tell():

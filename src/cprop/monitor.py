@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ __all__ = ["Monitor", "Sink"]
 
 Sink: TypeAlias = Callable[[Sample], object]
 """Told every sample as it is taken."""
+KEPT: Final = 500
+"""Samples that a monitor keeps: with 150 layers they take about 80 MB, and a figure has no room for more."""
 
 
 @dataclass
@@ -29,6 +31,10 @@ class Monitor:
     Between samples a step costs one call of a hook. A sample is one pass over the statistics and reads its numbers back
     at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding. Before
     the first gradient there is nothing to see, and no sample is taken.
+
+    ``samples`` holds at most 500, so that a run may be as long as it likes: beyond that the later half are kept as they
+    come, and those before are thinned out evenly. Sinks are told every sample: to keep them all, give a list's
+    ``append``.
 
     With the running mean :math:`\hat m` and mean square :math:`\hat v` of an element, over weights whose squares add up
     to :math:`k`,
@@ -124,6 +130,8 @@ class Monitor:
         step = max(round(float(self.optimizer.state[p][STEP])) for p, *_ in seen)
         taken = Sample(step, together(layers.values()), layers, self.batch_size)
         self.samples.append(taken)
+        if len(self.samples) > KEPT:
+            thin_out(self.samples)
         for sink in self.sinks:
             sink(taken)
         return taken
@@ -131,6 +139,15 @@ class Monitor:
     def advice(self) -> list[str]:
         """What the samples so far mean, in plain words; nothing if there is nothing to say."""
         return list(advice(self.samples))
+
+
+def thin_out(samples: list[Sample]) -> None:
+    """Drop one of the earlier half, where samples lie closest; never the first, from which the run is told.
+
+    Done again and again, the steps between two of the earlier half differ by a factor of two at most.
+    """
+    earlier = range(1, len(samples) // 2)
+    del samples[min(earlier, key=lambda i: samples[i + 1].step - samples[i - 1].step)]
 
 
 def layer_of(name: str) -> str:
