@@ -183,6 +183,20 @@ def test_constant_gradients_are_not_held_back_by_eps():
     assert cprop.Monitor(optimizer).sample().total.eps_dominates == 0.0
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_without_scaling_all_scales_are_one_also_where_there_is_no_gradient(fused):
+    p = nn.Parameter(torch.zeros(4))
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_c=math.inf, fused=fused)
+    monitor = cprop.Monitor(optimizer, every=3)
+    for gradient in (torch.zeros(4), torch.tensor([0.0, 0.0, 1.0, 1.0])):
+        for _ in range(3):
+            p.grad = gradient.clone()
+            optimizer.step()
+    silent, half = (sample.total for sample in monitor.samples)
+    assert (silent.elements, silent.mean_scale, silent.silent) == (4, 1.0, 1.0)
+    assert (half.elements, half.mean_scale, half.silent) == (4, 1.0, 0.5)
+
+
 def some_layer(**changes):
     values = {"mean_scale": 0.5, "eps_dominates": 0.0, "silent": 0.0, "signal": 1.0, "noise": 1.0, "signal_error": 0.0}
     return Layer(elements=10, histogram=(1 / BINS,) * BINS, **{**values, **changes})

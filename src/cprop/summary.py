@@ -20,7 +20,7 @@ from torch import Tensor
 from cprop import compiled
 from cprop.arithmetic import divided
 from cprop.compiled import LONG
-from cprop.conformity import Corrections, Measure, Moments, scale_of
+from cprop.conformity import Corrections, Measure, Moments, overconfident, resolve_measure
 from cprop.sharding import local
 
 __all__ = ["BINS", "Layer", "Sample", "layer", "over_ranks", "sums", "together"]
@@ -193,7 +193,8 @@ def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
 
 def scale_of_block(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
     """The scale of some elements."""
-    return divided(scale_of(of_block(tensors, numbers), numbers[0], measure))
+    # Divided first: c may be infinite here, and infinity times a numerator of zero is no number.
+    return divided(overconfident(divided(resolve_measure(measure)(of_block(tensors, numbers))), numbers[0]))
 
 
 def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Sums[Tensor]:
