@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cprop
-from cprop.advice import PATIENCE, advice
+from cprop.advice import PATIENCE, SURE, advice
 from cprop.summary import BINS, Layer, Sample, at_least, kernel, summed, summed_and_shown
 
 
@@ -208,10 +208,13 @@ def said(first, last, **changes):
     return list(advice([Sample(step, layer, {"fc": layer}, batch_size) for step in range(first, last + 1, 100)]))
 
 
+RATE = r"mean conformity above 0\.9 for 2,000 steps: the learning rate is probably too small"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mean_scale": 0.95}, r"mean scale above 0\.9 for 2,000 steps: the learning rate is probably too small"),
+        ({"conformity": 0.95}, RATE),
         ({"silent": 1.0}, r"fc has had no gradient but zero in 2,100 steps: it does not learn"),
     ],
 )
@@ -221,8 +224,76 @@ def test_advice_on_what_lasts(changes, words):
     assert said(PATIENCE - 400, PATIENCE - 100, **changes) == []
 
 
+def watched(*groups):
+    """A monitor of 400 steps at weights that stand still, a parameter for each mean, deviation of gradients and c."""
+    params = [nn.Parameter(torch.zeros(1000)) for _ in groups]
+    settings = [{"params": [p], "cprop_c": c} for p, (*_, c) in zip(params, groups, strict=True)]
+    optimizer = cprop.CPropSGD(settings, lr=0.0, cprop_beta=0.99)
+    monitor = cprop.Monitor(optimizer, every=100)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        for p, (mean, deviation, _) in zip(params, groups, strict=True):
+            p.grad = mean + deviation * torch.randn(1000, generator=generator)
+        optimizer.step()
+    return monitor
+
+
+NOISE, SIGNAL = (0.0, 1.0), (1.0, 1.0)
+RUNS = {
+    "noise": ([(*NOISE, 1.0)], False),
+    "noise, overconfident": ([(*NOISE, 8.0)], False),
+    "noise, not scaled": ([(*NOISE, math.inf)], False),
+    "signal": ([(*SIGNAL, 1.0)], True),
+    "signal, overconfident": ([(*SIGNAL, 8.0)], True),
+    "signal, held back": ([(*SIGNAL, 0.5)], True),
+    "signal, not scaled": ([(*SIGNAL, math.inf)], False),
+    "signal, and noise that is not scaled": ([(*SIGNAL, 1.0), (*NOISE, math.inf)], True),
+    "noise, and signal that is not scaled": ([(*NOISE, 1.0), (*SIGNAL, math.inf)], False),
+}
+
+
+@pytest.mark.parametrize(("groups", "given"), RUNS.values(), ids=RUNS)
+def test_a_larger_rate_is_advised_where_gradients_agree_whatever_c_makes_of_it(groups, given, monkeypatch):
+    monkeypatch.setattr("cprop.advice.PATIENCE", 300)
+    assert any("the learning rate is probably too small" in line for line in watched(*groups).advice()) == given
+
+
+def test_the_conformity_is_the_mean_scale_without_overconfidence():
+    sample = watched(*((*NOISE, c) for c in (1.0, 8.0, math.inf))).samples[-1]
+    one, eight, none = sample.layers.values()
+    assert one.conformity == one.mean_scale
+    assert eight.conformity == pytest.approx(2 / math.pi * math.atan(math.sqrt(0.5)), abs=0.03)
+    assert eight.mean_scale > SURE
+    assert math.isnan(none.conformity)
+    assert sample.total.conformity == pytest.approx((one.conformity + eight.conformity) / 2)
+
+
+def test_one_gradient_agrees_with_itself_and_says_nothing():
+    p = nn.Parameter(torch.zeros(100))
+    optimizer = cprop.CPropSGD([p], lr=0.0, cprop_beta=0.0)
+    for _ in range(3):
+        p.grad = torch.randn(100)
+        optimizer.step()
+    assert math.isnan(cprop.Monitor(optimizer).sample().total.conformity)
+
+
+@pytest.mark.parametrize(
+    ("c", "size", "share"), [(1.0, 1e-9, 1.0), (8.0, 1e-9, 1.0), (8.0, 1e-8, 0.0), (math.inf, 1e-9, 0.0)]
+)
+def test_eps_holds_nothing_back_where_the_scale_is_one(c, size, share):
+    """With c = 8 it is from a mean of 0.16 eps on."""
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_c=c)
+    monitor = cprop.Monitor(optimizer)
+    for _ in range(10):
+        p.grad = torch.full((3,), size)
+        optimizer.step()
+    assert monitor.sample().total.eps_dominates == share
+    assert any("eps dominates" in line for line in monitor.advice()) == bool(share)
+
+
 def test_nothing_is_said_of_what_has_passed_or_is_well():
-    sure, half = (some_layer(mean_scale=scale) for scale in (0.95, 0.5))
+    sure, half = (some_layer(conformity=mean) for mean in (0.95, 0.5))
     history = [Sample(step, sure, {}) for step in range(0, 3000, 100)]
     assert list(advice([*history, Sample(3000, half, {})])) == []
     assert said(100, 5000) == []

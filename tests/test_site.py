@@ -67,7 +67,7 @@ def test_the_code_of_a_page_runs(page, monkeypatch):
 
 def test_the_page_on_diagnostics_has_the_thresholds_of_the_monitor():
     page = (DOCS / "diagnostics.md").read_text()
-    assert f"mean scale above {SURE} for {PATIENCE:,} steps" in page
+    assert f"mean conformity above {SURE} for {PATIENCE:,} steps" in page
     assert f"from {100 * WORTH_A_WORD:.0f} % on" in page
     assert f"after {PATIENCE:,} steps" in page
     assert f"keeps at most {KEPT} of them" in page

@@ -125,10 +125,10 @@ class Monitor:
         for (p, group, _), row in zip(seen, rows, strict=True):
             name = self._names.get(p, f"parameter {numbers[p]}")
             t = float(self.optimizer.state[p][STEP])
-            by_layer.setdefault(name, []).append(layer(row, float(group["cprop_beta"]), t))
+            by_layer.setdefault(name, []).append(layer(row, group, t))
         layers = {name: together(parts) for name, parts in by_layer.items()}
         step = max(round(float(self.optimizer.state[p][STEP])) for p, *_ in seen)
-        taken = Sample(step, together(layers.values()), layers, self.batch_size)
+        taken = Sample(step, together(chain(*by_layer.values())), layers, self.batch_size)
         self.samples.append(taken)
         if len(self.samples) > KEPT:
             thin_out(self.samples)
