@@ -1,7 +1,8 @@
-"""A monitor's samples arrive where they are sent. Lightning and Transformers: see the examples."""
+"""A monitor's samples arrive where they are sent. Lightning and Transformers in whole runs: see the examples."""
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,3 +95,52 @@ def test_the_figure_has_a_panel_a_layer(watch):
     assert shares[:, -1].tolist() == pytest.approx(list(monitor.samples[-1].total.histogram))
     with pytest.raises(ValueError, match="there are 1 samples: a figure over time takes two or more"):
         figure.scale_over_time(monitor.samples[:1])
+
+
+def few_steps(p, optimizer, steps=4):
+    """The steps of one training, each of which is given back as it ends."""
+    for step in range(1, steps + 1):
+        p.grad = torch.randn(3)
+        optimizer.step()
+        yield step
+
+
+def test_a_callback_of_transformers_serves_one_training_after_another():
+    from cprop.integrations.transformers import MonitorCallback
+
+    p, told = nn.Parameter(torch.zeros(3)), []
+    model = SimpleNamespace(named_parameters=lambda: [("fc.weight", p)])
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    callback = MonitorCallback(every=2, sinks=[told.append])
+
+    def train(optimizer, ends=True):
+        state = SimpleNamespace(log_history=[], global_step=0)
+        callback.on_train_begin(None, state, None, model=model, optimizer=optimizer)
+        for state.global_step in few_steps(p, optimizer):
+            callback.on_step_end(None, state, None)
+        if ends:
+            callback.on_train_end(None, state, None)
+        return [(entry["step"], "cprop/fc/mean_scale" in entry) for entry in state.log_history]
+
+    assert train(optimizer) == [(2, True), (4, True)]
+    assert train(optimizer, ends=False) == [(2, True), (4, True)]  # as when the training is interrupted
+    assert train(optimizer) == [(2, True), (4, True)]
+    assert [sample.step for sample in told] == [2, 4, 6, 8, 10, 12]  # none by two monitors
+    assert train(torch.optim.SGD([p], lr=0.1)) == []
+    assert callback.monitor is None  # and what the last training gave is no longer advice
+
+
+def test_a_callback_of_lightning_serves_one_training_after_another():
+    from cprop.integrations.lightning import MonitorCallback
+
+    p, logged = nn.Parameter(torch.zeros(3)), []
+    module = SimpleNamespace(named_parameters=lambda: [("fc.weight", p)])
+    logger = SimpleNamespace(log_metrics=lambda numbers, step: logged.append(step))
+    trainer = SimpleNamespace(optimizers=[cprop.CPropSGD([p], lr=0.1)], loggers=[logger], global_step=0)
+    callback = MonitorCallback(every=2)
+    for ends in (True, False, True):  # one is interrupted
+        callback.on_fit_start(trainer, module)
+        list(few_steps(p, *trainer.optimizers))
+        if ends:
+            callback.on_fit_end(trainer, module)
+    assert len(logged) == 6  # none by two monitors

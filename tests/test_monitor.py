@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cprop
-from cprop.advice import PATIENCE, advice
+from cprop.advice import PATIENCE, SURE, advice
 from cprop.summary import BINS, Layer, Sample, at_least, kernel, summed, summed_and_shown
 
 
@@ -67,6 +68,28 @@ def test_a_kernel_gives_what_its_function_gives(function):
         m, v = torch.randn(length) * 1e-3, torch.rand(length) * 1e-4 + 1e-5
         (found,) = compiled(length, m, v, numbers)
         torch.testing.assert_close(found, function((m, v), numbers, "normal"), rtol=1e-5, atol=1e-9)
+
+
+WAYS = {
+    "native": (lambda p: cprop.CPropSGD([p], lr=0.1), False),
+    "native, fused": (lambda p: cprop.CPropSGD([p], lr=0.1, fused=True), True),
+    "as the inner optimizer": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1, fused=True)), True),
+    "told not to": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1, fused=True), fused=False), False),
+    "told another": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1, fused=True), foreach=True), False),
+    "told to": (lambda p: cprop.CProp(torch.optim.SGD([p], lr=0.1), fused=True), True),
+}
+
+
+@pytest.mark.parametrize(("make", "compiles"), WAYS.values(), ids=WAYS)
+def test_a_sample_is_compiled_where_the_step_is(make, compiles, monkeypatch):
+    asked = []
+    monkeypatch.setattr("cprop.summary.kernel", lambda *kind: asked.append(kind) or kernel(*kind))
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = make(p)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    cprop.Monitor(optimizer).sample()
+    assert bool(asked) == compiles
 
 
 def test_a_parameter_longer_than_a_block_and_a_histogram(monkeypatch):
@@ -160,6 +183,20 @@ def test_constant_gradients_are_not_held_back_by_eps():
     assert cprop.Monitor(optimizer).sample().total.eps_dominates == 0.0
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_without_scaling_all_scales_are_one_also_where_there_is_no_gradient(fused):
+    p = nn.Parameter(torch.zeros(4))
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_c=math.inf, fused=fused)
+    monitor = cprop.Monitor(optimizer, every=3)
+    for gradient in (torch.zeros(4), torch.tensor([0.0, 0.0, 1.0, 1.0])):
+        for _ in range(3):
+            p.grad = gradient.clone()
+            optimizer.step()
+    silent, half = (sample.total for sample in monitor.samples)
+    assert (silent.elements, silent.mean_scale, silent.silent) == (4, 1.0, 1.0)
+    assert (half.elements, half.mean_scale, half.silent) == (4, 1.0, 0.5)
+
+
 def some_layer(**changes):
     values = {"mean_scale": 0.5, "eps_dominates": 0.0, "silent": 0.0, "signal": 1.0, "noise": 1.0, "signal_error": 0.0}
     return Layer(elements=10, histogram=(1 / BINS,) * BINS, **{**values, **changes})
@@ -171,10 +208,13 @@ def said(first, last, **changes):
     return list(advice([Sample(step, layer, {"fc": layer}, batch_size) for step in range(first, last + 1, 100)]))
 
 
+RATE = r"mean conformity above 0\.9 for 2,000 steps: the learning rate is probably too small"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mean_scale": 0.95}, r"mean scale above 0\.9 for 2,000 steps: the learning rate is probably too small"),
+        ({"conformity": 0.95}, RATE),
         ({"silent": 1.0}, r"fc has had no gradient but zero in 2,100 steps: it does not learn"),
     ],
 )
@@ -184,8 +224,76 @@ def test_advice_on_what_lasts(changes, words):
     assert said(PATIENCE - 400, PATIENCE - 100, **changes) == []
 
 
+def watched(*groups):
+    """A monitor of 400 steps at weights that stand still, a parameter for each mean, deviation of gradients and c."""
+    params = [nn.Parameter(torch.zeros(1000)) for _ in groups]
+    settings = [{"params": [p], "cprop_c": c} for p, (*_, c) in zip(params, groups, strict=True)]
+    optimizer = cprop.CPropSGD(settings, lr=0.0, cprop_beta=0.99)
+    monitor = cprop.Monitor(optimizer, every=100)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        for p, (mean, deviation, _) in zip(params, groups, strict=True):
+            p.grad = mean + deviation * torch.randn(1000, generator=generator)
+        optimizer.step()
+    return monitor
+
+
+NOISE, SIGNAL = (0.0, 1.0), (1.0, 1.0)
+RUNS = {
+    "noise": ([(*NOISE, 1.0)], False),
+    "noise, overconfident": ([(*NOISE, 8.0)], False),
+    "noise, not scaled": ([(*NOISE, math.inf)], False),
+    "signal": ([(*SIGNAL, 1.0)], True),
+    "signal, overconfident": ([(*SIGNAL, 8.0)], True),
+    "signal, held back": ([(*SIGNAL, 0.5)], True),
+    "signal, not scaled": ([(*SIGNAL, math.inf)], False),
+    "signal, and noise that is not scaled": ([(*SIGNAL, 1.0), (*NOISE, math.inf)], True),
+    "noise, and signal that is not scaled": ([(*NOISE, 1.0), (*SIGNAL, math.inf)], False),
+}
+
+
+@pytest.mark.parametrize(("groups", "given"), RUNS.values(), ids=RUNS)
+def test_a_larger_rate_is_advised_where_gradients_agree_whatever_c_makes_of_it(groups, given, monkeypatch):
+    monkeypatch.setattr("cprop.advice.PATIENCE", 300)
+    assert any("the learning rate is probably too small" in line for line in watched(*groups).advice()) == given
+
+
+def test_the_conformity_is_the_mean_scale_without_overconfidence():
+    sample = watched(*((*NOISE, c) for c in (1.0, 8.0, math.inf))).samples[-1]
+    one, eight, none = sample.layers.values()
+    assert one.conformity == one.mean_scale
+    assert eight.conformity == pytest.approx(2 / math.pi * math.atan(math.sqrt(0.5)), abs=0.03)
+    assert eight.mean_scale > SURE
+    assert math.isnan(none.conformity)
+    assert sample.total.conformity == pytest.approx((one.conformity + eight.conformity) / 2)
+
+
+def test_one_gradient_agrees_with_itself_and_says_nothing():
+    p = nn.Parameter(torch.zeros(100))
+    optimizer = cprop.CPropSGD([p], lr=0.0, cprop_beta=0.0)
+    for _ in range(3):
+        p.grad = torch.randn(100)
+        optimizer.step()
+    assert math.isnan(cprop.Monitor(optimizer).sample().total.conformity)
+
+
+@pytest.mark.parametrize(
+    ("c", "size", "share"), [(1.0, 1e-9, 1.0), (8.0, 1e-9, 1.0), (8.0, 1e-8, 0.0), (math.inf, 1e-9, 0.0)]
+)
+def test_eps_holds_nothing_back_where_the_scale_is_one(c, size, share):
+    """With c = 8 it is from a mean of 0.16 eps on."""
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_c=c)
+    monitor = cprop.Monitor(optimizer)
+    for _ in range(10):
+        p.grad = torch.full((3,), size)
+        optimizer.step()
+    assert monitor.sample().total.eps_dominates == share
+    assert any("eps dominates" in line for line in monitor.advice()) == bool(share)
+
+
 def test_nothing_is_said_of_what_has_passed_or_is_well():
-    sure, half = (some_layer(mean_scale=scale) for scale in (0.95, 0.5))
+    sure, half = (some_layer(conformity=mean) for mean in (0.95, 0.5))
     history = [Sample(step, sure, {}) for step in range(0, 3000, 100)]
     assert list(advice([*history, Sample(3000, half, {})])) == []
     assert said(100, 5000) == []
@@ -217,6 +325,23 @@ def test_sinks_are_told_until_it_is_closed():
     assert numbers["run/noise_scale"] == told[-1].total.noise_scale(8)
 
 
+def test_a_long_run_keeps_so_many_samples_the_recent_ones_all(monkeypatch):
+    monkeypatch.setattr("cprop.monitor.KEPT", 20)
+    p, told = nn.Parameter(torch.zeros(1)), []
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    monitor = cprop.Monitor(optimizer, every=2, sinks=[told.append])
+    for _ in range(400):
+        p.grad = torch.ones(1)
+        optimizer.step()
+    assert len(told) == 200
+    steps = [sample.step for sample in monitor.samples]
+    assert steps[-11:] == list(range(380, 401, 2))
+    assert len(steps) == 20
+    assert steps[0] == 2
+    gaps = [later - earlier for earlier, later in pairwise(steps[:9])]
+    assert max(gaps) <= 2 * min(gaps)  # what is left of the time before is spread over all of it
+
+
 def test_after_one_gradient_there_is_no_noise_to_tell():
     model = network()
     optimizer = cprop.CPropSGD(model.parameters(), lr=0.1)
@@ -227,6 +352,52 @@ def test_after_one_gradient_there_is_no_noise_to_tell():
     assert math.isnan(sample.total.noise)
     assert "cprop/noise_scale" not in sample.scalars()
     assert monitor.advice() == []
+
+
+def test_a_parameter_without_elements_is_passed_over():
+    empty, p = nn.Parameter(torch.empty(0, 3)), nn.Parameter(torch.zeros(2))
+    optimizer = cprop.CPropSGD([empty, p], lr=0.1)
+    monitor = cprop.Monitor(optimizer, [("empty.weight", empty), ("fc.weight", p)], every=1)
+    empty.grad = torch.empty(0, 3)
+    optimizer.step()
+    assert monitor.samples == []  # nothing but the empty one has had a gradient
+    p.grad = torch.ones(2)
+    optimizer.step()
+    (sample,) = monitor.samples
+    assert list(sample.layers) == ["fc"]
+    assert sample.total.elements == 2
+
+
+def test_statistics_without_memory_have_no_noise_to_tell():
+    """With a beta of zero they are of one gradient at every step, and one gradient has no variance."""
+    model = network()
+    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1, cprop_beta=0.0)
+    monitor = cprop.Monitor(optimizer, every=1)
+    train(model, optimizer, 3)
+    assert [sample.total.mean_scale for sample in monitor.samples] == pytest.approx([1.0] * 3)
+    assert all(math.isnan(sample.total.noise) for sample in monitor.samples)
+
+
+def test_a_parameter_without_a_name_keeps_its_number():
+    early, late, named = (nn.Parameter(torch.zeros(size)) for size in (1, 2, 3))
+    optimizer = cprop.CPropSGD([{"params": [late]}, {"params": [named, early]}], lr=0.1)
+    monitor = cprop.Monitor(optimizer, [("fc.weight", named)], every=1)
+    for late.grad in (None, torch.ones(2)):
+        named.grad, early.grad = torch.ones(3), torch.ones(1)
+        optimizer.step()
+    first, second = ({name: own.elements for name, own in sample.layers.items()} for sample in monitor.samples)
+    assert first == {"fc": 3, "parameter 2": 1}
+    assert second == {"parameter 0": 2, "fc": 3, "parameter 2": 1}
+
+
+def test_a_sample_that_falls_due_before_the_first_gradient_is_left_out():
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = cprop.CPropSGD([p], lr=0.1)
+    monitor = cprop.Monitor(optimizer, every=2)
+    for step in range(1, 7):
+        p.grad = torch.ones(1) if step > 2 else None
+        optimizer.step()
+    assert [sample.step for sample in monitor.samples] == [2, 4]
 
 
 def test_what_it_refuses():

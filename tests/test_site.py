@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 import cprop
 from cprop.advice import PATIENCE, SURE, WORTH_A_WORD
+from cprop.monitor import KEPT
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -64,11 +65,13 @@ def test_the_code_of_a_page_runs(page, monkeypatch):
         exec(compile(block, f"{page}.md", "exec"), names)
 
 
-def test_the_page_on_diagnostics_has_the_thresholds_of_the_advice():
+def test_the_page_on_diagnostics_has_the_thresholds_of_the_monitor():
     page = (DOCS / "diagnostics.md").read_text()
-    assert f"mean scale above {SURE} for {PATIENCE:,} steps" in page
+    assert f"mean conformity above {SURE} for {PATIENCE:,} steps" in page
     assert f"from {100 * WORTH_A_WORD:.0f} % on" in page
     assert f"after {PATIENCE:,} steps" in page
+    assert f"keeps at most {KEPT} of them" in page
+    assert f"holds at most {KEPT}," in cprop.Monitor.__doc__
 
 
 # The optimizer that the page on internals adds.

@@ -12,7 +12,7 @@ __all__ = ["advice"]
 PATIENCE: Final = 2_000
 """Steps that something must last before it is worth a word."""
 SURE: Final = 0.9
-"""A mean scale above which CProp does next to nothing."""
+"""A mean conformity above which CProp does next to nothing. A scale is no measure of it: with c = 8 noise has 0.91."""
 WORTH_A_WORD: Final = 0.1
 """A share of a layer below which nothing is said."""
 
@@ -30,10 +30,10 @@ def advice(samples: Sequence[Sample]) -> Iterator[str]:
     if not samples:
         return
     last = samples[-1]
-    if (steps := lasting(samples, lambda sample: sample.total.mean_scale > SURE)) >= PATIENCE:
+    if (steps := lasting(samples, lambda sample: sample.total.conformity > SURE)) >= PATIENCE:
         yield (
-            f"mean scale above {SURE} for {steps:,} steps: the learning rate is probably too small to gain from CProp "
-            "(paper section 4.1); try one three times as large"
+            f"mean conformity above {SURE} for {steps:,} steps: the learning rate is probably too small to gain from "
+            "CProp (paper section 4.1); try one three times as large"
         )
     for name, own in last.layers.items():
         if own.eps_dominates >= WORTH_A_WORD:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import chain
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from cprop.advice import advice
+from cprop.execution import Way
 from cprop.moments import STEP
 from cprop.optimizers.base import ConformityOptimizer
 from cprop.summary import Layer, Sample, layer, over_ranks, sums, together
@@ -18,6 +20,8 @@ __all__ = ["Monitor", "Sink"]
 
 Sink: TypeAlias = Callable[[Sample], object]
 """Told every sample as it is taken."""
+KEPT: Final = 500
+"""Samples that a monitor keeps: with 150 layers they take about 80 MB, and a figure has no room for more."""
 
 
 @dataclass
@@ -25,7 +29,12 @@ class Monitor:
     r"""Looks at an optimizer every so many steps, keeps what it saw, and says what it means.
 
     Between samples a step costs one call of a hook. A sample is one pass over the statistics and reads its numbers back
-    at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding.
+    at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding. Before
+    the first gradient there is nothing to see, and no sample is taken.
+
+    ``samples`` holds at most 500, so that a run may be as long as it likes: beyond that the later half are kept as they
+    come, and those before are thinned out evenly. Sinks are told every sample: to keep them all, give a list's
+    ``append``.
 
     With the running mean :math:`\hat m` and mean square :math:`\hat v` of an element, over weights whose squares add up
     to :math:`k`,
@@ -39,7 +48,8 @@ class Monitor:
 
     Args:
         optimizer: any of this package.
-        named_parameters: ``model.named_parameters()``, for names; parameters of one module are one layer.
+        named_parameters: ``model.named_parameters()``, for names; parameters of one module are one layer. One that has
+            no name is a layer of its own, by its number in the param groups: "parameter 0".
         every: steps between two samples.
         batch_size: examples in a step, over all ranks and accumulated gradients, for the noise scale.
         sinks: told every sample; see :mod:`cprop.integrations`.
@@ -84,32 +94,44 @@ class Monitor:
     def _after_step(self, *_: object) -> None:
         self._steps += 1
         if self._steps % self.every == 0:
-            self.sample()
+            self._look()
 
     def close(self) -> None:
         """Look no more; what was seen is kept."""
         self._hook.remove()
 
-    @torch.no_grad()
     def sample(self) -> Sample:
         """Look now.
 
         Raises:
             ValueError: if no parameter has had a gradient yet.
         """
-        seen = list(self.optimizer.moments())
-        if not seen:
+        taken = self._look()
+        if taken is None:
             raise ValueError("no parameter has had a gradient yet: take a step first")
-        rows = over_ranks([sums(moments, group) for _, group, moments in seen], [p for p, *_ in seen]).tolist()
+        return taken
+
+    @torch.no_grad()
+    def _look(self) -> Sample | None:
+        """A sample, unless there is nothing to see yet: within a step, that is no reason to end the training."""
+        seen = [found for found in self.optimizer.moments() if found[0].numel()]  # no elements, no mean
+        if not seen:
+            return None
+        own = [sums(moments, group, self.optimizer._way([p], group) is Way.FUSED) for p, group, moments in seen]
+        rows = over_ranks(own, [p for p, *_ in seen]).tolist()
+        # Of all, and not of those seen: a number must not pass to another when one more has its first gradient.
+        numbers = {p: number for number, p in enumerate(chain(*(g["params"] for g in self.optimizer.param_groups)))}
         by_layer: dict[str, list[Layer]] = {}
-        for number, ((p, group, _), row) in enumerate(zip(seen, rows, strict=True)):
-            name = self._names.get(p, f"parameter {number}")
+        for (p, group, _), row in zip(seen, rows, strict=True):
+            name = self._names.get(p, f"parameter {numbers[p]}")
             t = float(self.optimizer.state[p][STEP])
-            by_layer.setdefault(name, []).append(layer(row, float(group["cprop_beta"]), t))
+            by_layer.setdefault(name, []).append(layer(row, group, t))
         layers = {name: together(parts) for name, parts in by_layer.items()}
         step = max(round(float(self.optimizer.state[p][STEP])) for p, *_ in seen)
-        taken = Sample(step, together(layers.values()), layers, self.batch_size)
+        taken = Sample(step, together(chain(*by_layer.values())), layers, self.batch_size)
         self.samples.append(taken)
+        if len(self.samples) > KEPT:
+            thin_out(self.samples)
         for sink in self.sinks:
             sink(taken)
         return taken
@@ -117,6 +139,15 @@ class Monitor:
     def advice(self) -> list[str]:
         """What the samples so far mean, in plain words; nothing if there is nothing to say."""
         return list(advice(self.samples))
+
+
+def thin_out(samples: list[Sample]) -> None:
+    """Drop one of the earlier half, where samples lie closest; never the first, from which the run is told.
+
+    Done again and again, the steps between two of the earlier half differ by a factor of two at most.
+    """
+    earlier = range(1, len(samples) // 2)
+    del samples[min(earlier, key=lambda i: samples[i + 1].step - samples[i - 1].step)]
 
 
 def layer_of(name: str) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from cprop import compiled
 from cprop.arithmetic import divided
 from cprop.compiled import LONG
-from cprop.conformity import Corrections, Measure, Moments, scale_of
+from cprop.conformity import Corrections, Measure, Moments, overconfident, resolve_measure
 from cprop.sharding import local
 
 __all__ = ["BINS", "Layer", "Sample", "layer", "over_ranks", "sums", "together"]
@@ -37,13 +37,15 @@ class Layer(NamedTuple):
         mean_scale: the mean of their scales.
         histogram: the shares of their scales in ``BINS`` equal parts of [0, 1].
         eps_dominates: the share whose scale is held below one by :math:`\epsilon` and not by the spread of their
-            gradients: :math:`\epsilon` is more than half of :math:`\sigma_t`, and more than a tenth of
-            :math:`|\hat m_t|`.
+            gradients: it is below one, and :math:`\epsilon` is more than half of :math:`\sigma_t` and more than a tenth
+            of :math:`|\hat m_t|`.
         silent: the share that has never had a gradient other than zero.
         signal: squared length of the mean gradient, :math:`|G|^2`, corrected for the noise in its estimate; it can come
             out below zero where there is nothing but noise.
         noise: trace of the covariance of a batch's gradient, :math:`\operatorname{tr} \Sigma_B`.
         signal_error: one standard error of ``signal``, if elements are independent.
+        conformity: the mean of their conformities :math:`s_t`, which their mean scale would be with :math:`c = 1`. Only
+            those count that CProp scales, and that had more than one gradient to agree; NaN if there are none.
     """
 
     elements: int
@@ -54,6 +56,7 @@ class Layer(NamedTuple):
     signal: float
     noise: float
     signal_error: float
+    conformity: float = math.nan
 
     @property
     def signal_to_noise(self) -> float:
@@ -122,6 +125,7 @@ class Sums(NamedTuple, Generic[T]):
     """What is added up over the elements of a parameter (so it can be added up over ranks too): terms, or the sums."""
 
     scale: T
+    conformity: T
     eps_dominates: T
     silent: T
     mean_squared: T
@@ -136,15 +140,20 @@ SHOWN: Final = 1 << 14
 """Elements of a parameter, evenly spread, that its histogram is made of: a share is then known to half a percent."""
 
 
-def sums(moments: Moments, group: Mapping[str, Any]) -> Tensor:
-    """The sums over what this rank holds of a parameter, and its histogram, without reading them back."""
+def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
+    """The sums over what this rank holds of a parameter, and its histogram, without reading them back.
+
+    Args:
+        moments: its statistics.
+        group: its param group.
+        fused: whether to compile, as its optimizer does.
+    """
     tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
     device, number = tensors[0].device, tensors[0].numel()
     precise = torch.float32 if device.type == "mps" else torch.float64  # for counts beyond 2^24
     if not number:  # a rank may hold nothing of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
     numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
-    fused = bool(group.get("cprop_fused") or group.get("fused"))
 
     def run(function: Look, elements: Sequence[Tensor]) -> Tensor:
         if not fused:
@@ -186,9 +195,11 @@ def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
     return Moments(m, v, Corrections(*numbers[1:].unbind()), rest[0] if rest else None)
 
 
-def scale_of_block(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
-    """The scale of some elements."""
-    return divided(scale_of(of_block(tensors, numbers), numbers[0], measure))
+def conformity_and_scale(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> tuple[Tensor, Tensor]:
+    """The conformity of some elements, and the scale that it gives."""
+    # Divided first: c may be infinite here, and infinity times a numerator of zero is no number.
+    conformity = divided(resolve_measure(measure)(of_block(tensors, numbers)))
+    return conformity, divided(overconfident(conformity, numbers[0]))
 
 
 def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Sums[Tensor]:
@@ -200,10 +211,13 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
     mean_squared = m_hat * m_hat
     variance = torch.relu(v_hat - mean_squared)
     standard_error = torch.sqrt(variance * k.k_m)
+    conformity, scale = conformity_and_scale(tensors, numbers, measure)
     return Sums(
-        scale_of_block(tensors, numbers, measure),
-        # Beyond ten times eps the scale is one in any case: there is no doubt for eps to add.
-        (standard_error < k.eps) & (torch.abs(m_hat) < 10 * k.eps) & (v_hat > 0),
+        scale,
+        conformity,
+        # Beyond ten times eps the conformity is one in any case: there is no doubt for eps to add. Nor is a scale held
+        # back that overconfidence makes one below that.
+        (standard_error < k.eps) & (torch.abs(m_hat) < 10 * k.eps) & (v_hat > 0) & (scale < 1),
         v_hat == 0,
         mean_squared,
         variance,
@@ -219,7 +233,7 @@ def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -
 
 def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
     """How many scales are in each part of [0, 1] or above it: comparisons and sums, for which a kernel has no words."""
-    scale = scale_of_block(tensors, numbers, measure)
+    _, scale = conformity_and_scale(tensors, numbers, measure)
     return torch.stack([(scale >= edge / BINS).sum(dtype=torch.float32) for edge in range(BINS)])
 
 
@@ -246,13 +260,16 @@ def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
 # From sums to statistics.
 
 
-def layer(row: Sequence[float], beta: float, t: float) -> Layer:
-    """What the sums over a parameter come to, after its step ``t``."""
+def layer(row: Sequence[float], group: Mapping[str, Any], t: float) -> Layer:
+    """What the sums over a parameter of a group come to, after its step ``t``."""
+    beta = float(group["cprop_beta"])
     of, at_least = Sums(*row[:-BINS]), [*row[-BINS:], 0.0]
     elements = at_least[0]  # every scale is at least zero
     # The squares of the running mean's weights add up to k: its variance is k times a gradient's.
     k = (1 - beta) * (1 + beta**t) / ((1 + beta) * (1 - beta**t))
-    unbiased = 1 / (1 - k) if t > 1 else math.nan  # one gradient has no variance
+    several = t > 1 and k < 1  # one gradient has no variance, and with a beta of zero there is never more than one
+    unbiased = 1 / (1 - k) if several else math.nan
+    scaled = math.isfinite(group["cprop_c"])
     noise = of.variance * unbiased
     error = 2 * k**2 * of.variance_squared * unbiased**2 + 4 * k * of.variance_times_mean_squared * unbiased
     return Layer(
@@ -264,13 +281,15 @@ def layer(row: Sequence[float], beta: float, t: float) -> Layer:
         signal=of.mean_squared - k * noise,
         noise=noise,
         signal_error=math.sqrt(error),
+        conformity=of.conformity / elements if several and scaled else math.nan,
     )
 
 
 def together(parts: Iterable[Layer]) -> Layer:
-    """Several as one: shares weighted by elements, signal and noise added up."""
+    """Several parameters as one: shares weighted by elements, signal and noise added up."""
     parts = list(parts)
     elements = sum(part.elements for part in parts)
+    judged = [part for part in parts if not math.isnan(part.conformity)]
 
     def share(name: str) -> float:
         return float(sum(part.elements * getattr(part, name) for part in parts) / elements)
@@ -284,4 +303,5 @@ def together(parts: Iterable[Layer]) -> Layer:
         sum(part.signal for part in parts),
         sum(part.noise for part in parts),
         math.hypot(*(part.signal_error for part in parts)),
+        sum(p.elements * p.conformity for p in judged) / sum(p.elements for p in judged) if judged else math.nan,
     )

@@ -26,7 +26,9 @@ class MonitorCallback(pl.Callback):
         self.monitors: list[Monitor] = []
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Attach to all optimizers that are ours."""
+        """Attach to all optimizers that are ours, and let go of those before."""
+        for monitor in self.monitors:
+            monitor.close()  # a training that was interrupted has not
 
         def log(sample: Sample) -> None:
             for logger in trainer.loggers:

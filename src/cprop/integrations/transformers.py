@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from cprop.monitor import Monitor, Sink
 from cprop.optimizers.base import ConformityOptimizer
+from cprop.summary import Sample
 
 __all__ = ["MonitorCallback"]
 
@@ -34,10 +35,13 @@ class MonitorCallback(TrainerCallback):
     def __init__(self, every: int = 100, batch_size: int | None = None, sinks: Sequence[Sink] = ()) -> None:
         self.every, self.batch_size, self.sinks = every, batch_size, sinks
         self.monitor: Monitor | None = None
-        self._told = 0
+        self._told: Sample | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Attach to the optimizer, if it is ours."""
+        """Attach to the optimizer, if it is ours, and let go of the one before."""
+        if self.monitor is not None:
+            self.monitor.close()  # a training that was interrupted has not
+        self.monitor = self._told = None
         optimizer = kwargs.get("optimizer")
         if not isinstance(optimizer, ConformityOptimizer):
             optimizer = getattr(optimizer, "optimizer", None)  # behind Accelerate's own wrapper
@@ -48,9 +52,9 @@ class MonitorCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put a new sample into the trainer's history, which is saved with its checkpoints."""
-        if self.monitor is not None and len(self.monitor.samples) > self._told:
-            self._told = len(self.monitor.samples)
-            state.log_history.append({"step": state.global_step, **self.monitor.samples[-1].scalars()})
+        if self.monitor is not None and self.monitor.samples and self.monitor.samples[-1] is not self._told:
+            self._told = self.monitor.samples[-1]
+            state.log_history.append({"step": state.global_step, **self._told.scalars()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach, and say what was seen."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from cprop import checkpoint
 from cprop.arithmetic import Number, divided
 from cprop.conformity import Measure, Moments, measure_name, needs_mean_abs, resolve_measure, scale_of
-from cprop.execution import Job, choose, run
+from cprop.execution import Job, Way, choose, run
 from cprop.moments import (
     MEAN,
     MEAN_ABS,
@@ -143,6 +143,11 @@ class ConformityOptimizer(Optimizer):
         """Add a param group, as in torch; CProp's settings may be given with it."""
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
+
+    @staticmethod
+    @abstractmethod
+    def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
+        """How CProp's part is run on parameters of a group, in a step and wherever else the statistics are read."""
 
     def scales(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each parameter with its present scale, computed from the state when asked.
@@ -365,9 +370,13 @@ class NativeOptimizer(ConformityOptimizer):
         """
         loss, moved = self._begin_step(closure)
         for group, params in moved:
-            way = choose(params, group["foreach"], group["fused"])
-            run(type(self).rule, self._jobs(params, group), self._flags(group), way)
+            run(type(self).rule, self._jobs(params, group), self._flags(group), self._way(params, group))
         return loss
+
+    @staticmethod
+    def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
+        """The way that the group says, or torch would choose."""
+        return choose(params, group["foreach"], group["fused"])
 
     def _jobs(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Job]:
         """Allocate what is missing of the parameters' state, count the step, and gather those that march in step."""
