@@ -346,6 +346,86 @@ def test_loading_does_not_tie_the_optimizer_to_the_checkpoint(entry):
                 assert torch.equal(value, reference["state"][i][key]), key
 
 
+def test_state_that_is_factored_resumes():
+    # Adafactor's row_var is shaped like a weight of one column, and unlike every other weight.
+    ours, theirs = (
+        [torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 1), (8, 1), (8, 1), (2, 24))] for _ in "ab"
+    )
+    optimizer = cprop.CProp(torch.optim.Adafactor(ours, lr=0.01))
+    train(optimizer, ours, 3)
+    resumed = cprop.CProp(torch.optim.Adafactor(theirs, lr=0.01))
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            b.copy_(a)
+    train(optimizer, ours, 3, start=3)
+    train(resumed, theirs, 3, start=3)
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("build", "off", "on"),
+    [
+        (lambda ps: cprop.CPropSGD(ps, lr=0.01, momentum=0.9, dampening=0.5), {"momentum": 0}, {"momentum": 0.9}),
+        (lambda ps: cprop.CPropAdam(ps, lr=0.01, amsgrad=True), {"amsgrad": False}, {"amsgrad": True}),
+        (lambda ps: cprop.CPropAdaBound(ps, lr=0.01, amsbound=True), {"amsbound": False}, {"amsbound": True}),
+        (
+            lambda ps: cprop.CPropRMSprop(ps, lr=0.01, momentum=0.9, centered=True),
+            {"momentum": 0, "centered": False},
+            {"momentum": 0.9, "centered": True},
+        ),
+    ],
+    ids=["SGD", "Adam", "AdaBound", "RMSprop"],
+)
+def test_what_was_switched_off_in_mid_training_resumes_and_may_be_switched_on_again(build, off, on):
+    ours, theirs = inputs(), inputs()
+    optimizer, resumed = build(ours), build(theirs)
+    train(optimizer, ours, 3)
+    optimizer.param_groups[0].update(off)
+    train(optimizer, ours, 3, start=3)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            b.copy_(a)
+    for going_on, params in ((optimizer, ours), (resumed, theirs)):
+        train(going_on, params, 2, start=6)
+        going_on.param_groups[0].update(on)
+        train(going_on, params, 2, start=8)
+    assert same(ours, theirs)
+
+
+class NotingSGD(torch.optim.SGD):
+    """Keeps what some optimizers keep: a table in its group that fills up, and state that is no parameter's."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, lr)
+        self.defaults["table"] = [[None, None] for _ in range(3)]
+        for group in self.param_groups:
+            group.update(table=[[None, None] for _ in range(3)], latest=None)
+
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        self.state["even"] = 1 - self.state["steps"] % 2
+        for group in self.param_groups:
+            group["table"][self.state["steps"] % 3] = [self.state["steps"], 0.5]
+            group["latest"] = "some"
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_an_inner_optimizer_keeps_is_its_own(steps):
+    params = inputs()
+    optimizer = cprop.CProp(NotingSGD(params))
+    train(optimizer, params, steps)
+    resumed = cprop.CProp(NotingSGD(inputs()))
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert (resumed.state["steps"], resumed.state["even"]) == (steps, steps - 1)
+    assert resumed.param_groups[0]["table"] == optimizer.param_groups[0]["table"]
+    assert resumed.param_groups[0]["latest"] == "some"
+    train(resumed, resumed.param_groups[0]["params"], 1, start=steps)
+    assert resumed.state["steps"] == steps + 1
+
+
 @every_inner
 def test_plain_checkpoint_is_a_warm_start(inner):
     params = inputs()

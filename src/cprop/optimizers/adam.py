@@ -102,6 +102,7 @@ class AdamFamily(NativeOptimizer):
     """The state, scalars and flags of Adam and its descendants."""
 
     shared_square = "exp_avg_sq"
+    switched_state = ("max_exp_avg_sq",)
     maximum_flag: ClassVar[str] = "amsgrad"
 
     def _check(self, group: Mapping[str, Any]) -> None:
