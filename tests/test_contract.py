@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 
 import pytest
 import torch
@@ -426,6 +427,26 @@ def test_what_an_inner_optimizer_keeps_is_its_own(steps):
     assert resumed.state["steps"] == steps + 1
 
 
+@every_optimizer
+def test_a_tensor_learning_rate_is_copied_on_load(entry):
+    first, second = entry.build(inputs()), entry.build(inputs())
+    first.param_groups[0]["lr"] = torch.tensor(0.01)
+    second.load_state_dict(first.state_dict())
+    first.param_groups[0]["lr"].fill_(0.5)
+    assert second.param_groups[0]["lr"] == torch.tensor(0.01)
+
+
+@every_optimizer
+def test_names_of_parameters_stay_on_load(entry):
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizer = entry.build(model.named_parameters())
+    nameless = entry.build(torch.nn.Linear(3, 2).parameters())
+    optimizer.load_state_dict(through_a_file(nameless.state_dict()))
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    optimizer.add_param_group({"params": list(head.named_parameters("head"))})
+    assert optimizer.param_groups[1]["param_names"] == ["head.weight", "head.bias"]
+
+
 @every_inner
 def test_plain_checkpoint_is_a_warm_start(inner):
     params = inputs()
@@ -500,6 +521,31 @@ def test_callable_measure_is_saved_by_name_and_looked_up_on_load(build):
         cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not one of ours"
     ):
         build(inputs(), "normal").load_state_dict(saved)
+
+
+class MeasureWithALock:
+    """A measure that cannot be copied, as one that logs to a file could not."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, moments):
+        with self.lock:
+            return custom_measure(moments)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda ps, m: cprop.CPropAdam(ps, cprop_measure=m), lambda ps, m: cprop.CProp(torch.optim.Adam(ps), measure=m)],
+    ids=["native", "wrapper"],
+)
+def test_a_measure_that_is_an_object_is_not_copied_on_load(build):
+    measure, params = MeasureWithALock(), inputs()
+    optimizer = build(params, measure)
+    train(optimizer, params, 2)
+    optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert optimizer.param_groups[0]["cprop_measure"] is measure
+    train(optimizer, params, 1, start=2)
 
 
 @every_optimizer

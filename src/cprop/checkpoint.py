@@ -10,11 +10,12 @@ as it was.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from cprop.conformity import MEASURES, measure_name
 from cprop.moments import STEP
 
 __all__ = [
+    "MEASURE",
     "CheckpointError",
     "all_or_none",
     "check_counter",
@@ -140,6 +142,10 @@ def is_placeholder(saved: Mapping[str, Any]) -> bool:
     return STEP in saved and check_counter(STEP, saved[STEP]) == 0 and saved.get("step", 0) == 0
 
 
+MEASURE: Final = "cprop_measure"
+"""The one setting that may be a function, or an object that is called: it is looked up and never copied."""
+
+
 def kind(value: Any) -> Any:
     """What sort of setting a value is: a number may replace a number, and nothing else."""
     if isinstance(value, Tensor):
@@ -168,7 +174,7 @@ def merge_settings(
     defaults: Iterable[str],
     known: Collection[str],
 ) -> list[dict[str, Any]]:
-    """The saved groups, with the settings they lack taken from the optimizer as it stands.
+    """A copy of the saved groups, with the settings they lack taken from the optimizer as it stands.
 
     A checkpoint of a plain optimizer has no settings of ours, and a measure that is a function is
     saved by name only: it is looked up in the optimizer that loads.
@@ -191,15 +197,17 @@ def merge_settings(
                     f"{name!r} of param group {index} is {saved[name]!r} in the checkpoint and {group[name]!r} in the "
                     "optimizer: the checkpoint is damaged, or of another optimizer"
                 )
-        settings = {name: saved.get(name, group[name]) for name in defaults if name in group}
-        present = group["cprop_measure"]
-        measure = settings["cprop_measure"]
+        present = group[MEASURE]
+        measure = saved.get(MEASURE, present)
         if measure in (present, measure_name(present)):
-            settings["cprop_measure"] = present
+            measure = present
         elif measure not in MEASURES:
             raise CheckpointError(
                 f"the checkpoint was made with measure {measure!r}, which is not one of ours: "
                 "build the optimizer with that function as its measure, then load"
             )
-        merged.append({**saved, **settings})
+        lacking = {name: group[name] for name in (*defaults, "param_names") if name in group and name not in saved}
+        # Copies, each for itself: a tensor learning rate is written to by its scheduler.
+        copies = {name: copy.deepcopy(value) for name, value in saved.items() if name != MEASURE}
+        merged.append({**copies, **lacking, MEASURE: measure})
     return merged

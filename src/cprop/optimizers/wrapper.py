@@ -330,12 +330,16 @@ class CProp(ConformityOptimizer):
             inner_entries = {key: value for key, value in entries.items() if not key.startswith(PREFIX)}
             if inner_entries:
                 inner_state[i] = inner_entries
+        saved_groups = state_dict["param_groups"]
+        inner_groups = [{k: v for k, v in group.items() if k != checkpoint.MEASURE} for group in saved_groups]
         groups, state = self.param_groups, self.state
         try:
-            self.inner.load_state_dict({**state_dict, "state": inner_state})
+            self.inner.load_state_dict({**state_dict, "state": inner_state, "param_groups": inner_groups})
         except Exception:
             self.param_groups, self.state = groups, state
             raise
+        for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
+            group[checkpoint.MEASURE] = saved_group[checkpoint.MEASURE]
         for p, statistics in own.items():
             if statistics:
                 self.state[p].update(statistics)
