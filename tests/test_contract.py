@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import threading
 
@@ -482,6 +483,27 @@ def test_natives_start_warm_from_torch_too(plain, native):
     state = optimizer.state[params[1]]
     assert (state["step"], state["cprop_step"]) == (105, 5)
     assert all(torch.all((s >= 0) & (s <= 1)) for _, s in optimizer.scales())
+
+
+@pytest.mark.parametrize("adam", [torch.optim.Adam, cprop.CPropAdam], ids=lambda cls: cls.__name__)
+def test_adamw_decouples_its_decay_whatever_it_starts_from(adam):
+    ours, theirs = inputs(), inputs()
+    source = adam(ours, lr=0.01, weight_decay=0.1)
+    train(source, ours, 10)
+    optimizer, reference = cprop.CPropAdamW(ours), torch.optim.AdamW(theirs)
+    optimizer.load_state_dict(through_a_file(source.state_dict()))
+    assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    # torch's AdamW, which does likewise, goes on to the same place as ours without scaling.
+    optimizer.param_groups[0]["cprop_c"] = math.inf
+    reference.load_state_dict(through_a_file(source.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            b.copy_(a)
+    train(optimizer, ours, 5, start=10)
+    train(reference, theirs, 5, start=10)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_native_takes_over_the_wrappers_checkpoint():
