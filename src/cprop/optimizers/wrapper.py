@@ -318,8 +318,8 @@ class CProp(ConformityOptimizer):
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
         own: dict[Tensor, dict[str, Tensor]] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
+        for present, group in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for p in present["params"]:
                 entries = {key: value for key, value in saved.get(p, {}).items() if key.startswith(PREFIX)}
                 checkpoint.all_or_none(entries, (STEP, MEAN, MEAN_SQUARE))
                 if set(entries) != set(saved.get(p, {})) or not checkpoint.is_placeholder(entries):
