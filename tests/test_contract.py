@@ -428,6 +428,26 @@ def test_what_an_inner_optimizer_keeps_is_its_own(steps):
     assert resumed.state["steps"] == steps + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@every_optimizer
+def test_loaded_state_is_laid_out_like_its_parameter(entry, dtype):
+    # A kernel takes tensors that fill their memory in one order; others would be run one by one for ever.
+    if dtype.is_complex and "Lion" in entry.id:
+        pytest.skip("the inner optimizer refuses complex parameters")
+    contiguous = [torch.nn.Parameter(p.detach().contiguous()) for p in inputs(dtype)]
+    optimizer = entry.build(contiguous)
+    train(optimizer, contiguous, 1)
+    params = inputs(dtype)
+    resumed = entry.build(params)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    for p, q in zip(contiguous, params, strict=True):
+        native = "CProp-" not in entry.id
+        for key, value in resumed.state[q].items():
+            if not key.endswith("step") and (native or key.startswith("cprop_")):
+                assert value.stride() == q.stride(), key
+                assert torch.equal(value, optimizer.state[p][key]), key
+
+
 @every_optimizer
 def test_a_tensor_learning_rate_is_copied_on_load(entry):
     first, second = entry.build(inputs()), entry.build(inputs())

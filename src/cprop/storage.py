@@ -55,18 +55,24 @@ def suitable(storage: str, p: Tensor) -> str:
 
 
 def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tensor:
-    """Saved state in a format, a copy always: training on must not write into a checkpoint.
+    """Saved state as :func:`allocate` would make it, a copy always: training on must not write into a checkpoint.
 
-    The same format comes back to the bit; another one is converted.
+    The same format comes back to the bit; another one is converted. However the saved tensor lay in
+    memory, the copy lies as the parameter does: a kernel takes only tensors in one order.
+
+    Raises:
+        ValueError: if the saved state is sharded in another way than the parameter.
     """
     restored = allocate(p, storage, signed)
-    if is_quantised(local(restored)):
-        source = local(saved)
-        same_blocks = eight_bit.block_size(source) == eight_bit.block_size(local(restored))
-        local(restored).copy_(source if same_blocks else load(source))
-        return restored
-    plain = load(saved) if is_quantised(saved) else saved
-    return plain.to(device=p.device, dtype=restored.dtype, copy=True)
+    shard, source = local(restored), local(saved)
+    if source.shape != shard.shape:
+        raise ValueError(
+            f"saved state has shape {tuple(source.shape)} on this rank and should have {tuple(shard.shape)}: "
+            "it was sharded in another way; load it with torch.distributed.checkpoint"
+        )
+    same_format = eight_bit.block_size(source) == eight_bit.block_size(shard)
+    shard.copy_(source if same_format else load(source))
+    return restored
 
 
 def load(stored: Tensor) -> Tensor:
