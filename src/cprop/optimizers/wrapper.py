@@ -317,20 +317,19 @@ class CProp(ConformityOptimizer):
         return {name for name in self.defaults if name.startswith(PREFIX)} | TORCHS_SETTINGS
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
+        saved_groups = state_dict["param_groups"]
         own: dict[Tensor, dict[str, Tensor]] = {}
-        for present, group in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        for present, group in zip(self.param_groups, saved_groups, strict=True):
             for p in present["params"]:
                 entries = {key: value for key, value in saved.get(p, {}).items() if key.startswith(PREFIX)}
                 checkpoint.all_or_none(entries, (STEP, MEAN, MEAN_SQUARE))
                 if set(entries) != set(saved.get(p, {})) or not checkpoint.is_placeholder(entries):
                     own[p] = {key: read_state(key, value, p, group) for key, value in entries.items()}
         inner_state = dict(state_dict["state"])
-        for i in chain.from_iterable(group["params"] for group in state_dict["param_groups"]):
-            entries = inner_state.pop(i, {})
-            inner_entries = {key: value for key, value in entries.items() if not key.startswith(PREFIX)}
-            if inner_entries:
-                inner_state[i] = inner_entries
-        saved_groups = state_dict["param_groups"]
+        for i in chain.from_iterable(group["params"] for group in saved_groups):
+            entries = {key: value for key, value in inner_state.pop(i, {}).items() if not key.startswith(PREFIX)}
+            if entries:
+                inner_state[i] = entries
         inner_groups = [{k: v for k, v in group.items() if k != checkpoint.MEASURE} for group in saved_groups]
         groups, state = self.param_groups, self.state
         try:
