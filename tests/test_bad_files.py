@@ -168,11 +168,25 @@ def test_what_is_wrong_is_said(name, damage, message):
     assert equal(snapshot(optimizer), before)
 
 
-def test_an_inner_optimizers_state_of_another_shape_is_not_broadcast():
-    _, optimizer = trained("CProp(AdamW)")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_of_one_number_is_not_broadcast(name):
+    _, optimizer = trained(name)
+    for key, value in optimizer.state_dict()["state"][1].items():
+        if not key.endswith("step") and (key.startswith("cprop_") or not name.startswith("CProp(")):
+            assert value.shape == (5,)
+            state_dict = copy.deepcopy(optimizer.state_dict())
+            state_dict["state"][1][key] = torch.zeros(1)
+            with pytest.raises(CheckpointError, match=rf"'{key}' has shape \(1,\) .* should have \(5,\)"):
+                optimizer.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name.startswith("CProp(")])
+@pytest.mark.parametrize("damage", [{"weight_decay": "much"}, {"cprop_c": None}, {"maximize": [1]}])
+def test_settings_of_an_inner_optimizer_that_torch_names_are_checked(name, damage):
+    _, optimizer = trained(name)
     state_dict = copy.deepcopy(optimizer.state_dict())
-    state_dict["state"][1]["exp_avg"] = torch.zeros(1)
-    with pytest.raises(CheckpointError, match="'exp_avg' of one parameter has another shape than the parameter"):
+    state_dict["param_groups"][0].update(damage)
+    with pytest.raises(CheckpointError, match=rf"'{next(iter(damage))}' of param group 0 is"):
         optimizer.load_state_dict(state_dict)
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import io
+import math
 import pickle
+import threading
 
 import pytest
 import schedulefree
@@ -347,6 +349,126 @@ def test_loading_does_not_tie_the_optimizer_to_the_checkpoint(entry):
                 assert torch.equal(value, reference["state"][i][key]), key
 
 
+def test_state_that_is_factored_resumes():
+    # Adafactor's row_var is shaped like a weight of one column, and unlike every other weight.
+    ours, theirs = (
+        [torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 1), (8, 1), (8, 1), (2, 24))] for _ in "ab"
+    )
+    optimizer = cprop.CProp(torch.optim.Adafactor(ours, lr=0.01))
+    train(optimizer, ours, 3)
+    resumed = cprop.CProp(torch.optim.Adafactor(theirs, lr=0.01))
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            b.copy_(a)
+    train(optimizer, ours, 3, start=3)
+    train(resumed, theirs, 3, start=3)
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("build", "off", "on"),
+    [
+        (lambda ps: cprop.CPropSGD(ps, lr=0.01, momentum=0.9, dampening=0.5), {"momentum": 0}, {"momentum": 0.9}),
+        (lambda ps: cprop.CPropAdam(ps, lr=0.01, amsgrad=True), {"amsgrad": False}, {"amsgrad": True}),
+        (lambda ps: cprop.CPropAdaBound(ps, lr=0.01, amsbound=True), {"amsbound": False}, {"amsbound": True}),
+        (
+            lambda ps: cprop.CPropRMSprop(ps, lr=0.01, momentum=0.9, centered=True),
+            {"momentum": 0, "centered": False},
+            {"momentum": 0.9, "centered": True},
+        ),
+    ],
+    ids=["SGD", "Adam", "AdaBound", "RMSprop"],
+)
+def test_what_was_switched_off_in_mid_training_resumes_and_may_be_switched_on_again(build, off, on):
+    ours, theirs = inputs(), inputs()
+    optimizer, resumed = build(ours), build(theirs)
+    train(optimizer, ours, 3)
+    optimizer.param_groups[0].update(off)
+    train(optimizer, ours, 3, start=3)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            b.copy_(a)
+    for going_on, params in ((optimizer, ours), (resumed, theirs)):
+        train(going_on, params, 2, start=6)
+        going_on.param_groups[0].update(on)
+        train(going_on, params, 2, start=8)
+    assert same(ours, theirs)
+
+
+class NotingSGD(torch.optim.SGD):
+    """Keeps what some optimizers keep: a table in its group that fills up, and state that is no parameter's."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, lr)
+        self.defaults["table"] = [[None, None] for _ in range(3)]
+        for group in self.param_groups:
+            group.update(table=[[None, None] for _ in range(3)], latest=None)
+
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        self.state["even"] = 1 - self.state["steps"] % 2
+        for group in self.param_groups:
+            group["table"][self.state["steps"] % 3] = [self.state["steps"], 0.5]
+            group["latest"] = "some"
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_an_inner_optimizer_keeps_is_its_own(steps):
+    params = inputs()
+    optimizer = cprop.CProp(NotingSGD(params))
+    train(optimizer, params, steps)
+    resumed = cprop.CProp(NotingSGD(inputs()))
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert (resumed.state["steps"], resumed.state["even"]) == (steps, steps - 1)
+    assert resumed.param_groups[0]["table"] == optimizer.param_groups[0]["table"]
+    assert resumed.param_groups[0]["latest"] == "some"
+    train(resumed, resumed.param_groups[0]["params"], 1, start=steps)
+    assert resumed.state["steps"] == steps + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@every_optimizer
+def test_loaded_state_is_laid_out_like_its_parameter(entry, dtype):
+    # A kernel takes tensors that fill their memory in one order; others would be run one by one for ever.
+    if dtype.is_complex and "Lion" in entry.id:
+        pytest.skip("the inner optimizer refuses complex parameters")
+    contiguous = [torch.nn.Parameter(p.detach().contiguous()) for p in inputs(dtype)]
+    optimizer = entry.build(contiguous)
+    train(optimizer, contiguous, 1)
+    params = inputs(dtype)
+    resumed = entry.build(params)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    for p, q in zip(contiguous, params, strict=True):
+        native = "CProp-" not in entry.id
+        for key, value in resumed.state[q].items():
+            if not key.endswith("step") and (native or key.startswith("cprop_")):
+                assert value.stride() == q.stride(), key
+                assert torch.equal(value, optimizer.state[p][key]), key
+
+
+@every_optimizer
+def test_a_tensor_learning_rate_is_copied_on_load(entry):
+    first, second = entry.build(inputs()), entry.build(inputs())
+    first.param_groups[0]["lr"] = torch.tensor(0.01)
+    second.load_state_dict(first.state_dict())
+    first.param_groups[0]["lr"].fill_(0.5)
+    assert second.param_groups[0]["lr"] == torch.tensor(0.01)
+
+
+@every_optimizer
+def test_names_of_parameters_stay_on_load(entry):
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizer = entry.build(model.named_parameters())
+    nameless = entry.build(torch.nn.Linear(3, 2).parameters())
+    optimizer.load_state_dict(through_a_file(nameless.state_dict()))
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    optimizer.add_param_group({"params": list(head.named_parameters("head"))})
+    assert optimizer.param_groups[1]["param_names"] == ["head.weight", "head.bias"]
+
+
 @every_inner
 def test_plain_checkpoint_is_a_warm_start(inner):
     params = inputs()
@@ -382,6 +504,27 @@ def test_natives_start_warm_from_torch_too(plain, native):
     state = optimizer.state[params[1]]
     assert (state["step"], state["cprop_step"]) == (105, 5)
     assert all(torch.all((s >= 0) & (s <= 1)) for _, s in optimizer.scales())
+
+
+@pytest.mark.parametrize("adam", [torch.optim.Adam, cprop.CPropAdam], ids=lambda cls: cls.__name__)
+def test_adamw_decouples_its_decay_whatever_it_starts_from(adam):
+    ours, theirs = inputs(), inputs()
+    source = adam(ours, lr=0.01, weight_decay=0.1)
+    train(source, ours, 10)
+    optimizer, reference = cprop.CPropAdamW(ours), torch.optim.AdamW(theirs)
+    optimizer.load_state_dict(through_a_file(source.state_dict()))
+    assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    # torch's AdamW, which does likewise, goes on to the same place as ours without scaling.
+    optimizer.param_groups[0]["cprop_c"] = math.inf
+    reference.load_state_dict(through_a_file(source.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(ours, theirs, strict=True):
+            b.copy_(a)
+    train(optimizer, ours, 5, start=10)
+    train(reference, theirs, 5, start=10)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_native_takes_over_the_wrappers_checkpoint():
@@ -421,6 +564,31 @@ def test_callable_measure_is_saved_by_name_and_looked_up_on_load(build):
         cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not one of ours"
     ):
         build(inputs(), "normal").load_state_dict(saved)
+
+
+class MeasureWithALock:
+    """A measure that cannot be copied, as one that logs to a file could not."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, moments):
+        with self.lock:
+            return custom_measure(moments)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda ps, m: cprop.CPropAdam(ps, cprop_measure=m), lambda ps, m: cprop.CProp(torch.optim.Adam(ps), measure=m)],
+    ids=["native", "wrapper"],
+)
+def test_a_measure_that_is_an_object_is_not_copied_on_load(build):
+    measure, params = MeasureWithALock(), inputs()
+    optimizer = build(params, measure)
+    train(optimizer, params, 2)
+    optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert optimizer.param_groups[0]["cprop_measure"] is measure
+    train(optimizer, params, 1, start=2)
 
 
 @every_optimizer

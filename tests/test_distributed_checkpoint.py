@@ -126,6 +126,17 @@ def load(rank, world, folder, saved_by):
                 train(model, optimizer, HALF, stop)
                 assert same(parameters(model), reference(name, stop)), (name, kind, world)
             load_full(name, mesh, f"{folder}/{name}-{saved_by}-full.pt")
+        if world > 1:
+            refuse_what_is_sharded_in_another_way(mesh)
+
+
+def refuse_what_is_sharded_in_another_way(mesh):
+    model, whole = make("CPropAdamW", None)
+    train(model, whole, 0, 1)
+    _, sharded = make("CPropAdamW", mesh)
+    with pytest.raises(cprop.CheckpointError, match=r"on this rank and should have .* sharded in another way"):
+        sharded.load_state_dict(whole.state_dict())
+    assert not sharded.state
 
 
 def load_full(name, mesh, path):

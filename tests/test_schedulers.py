@@ -87,6 +87,18 @@ def test_scheduler_steers_as_it_steers_torch(name, cls, kind):
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_scheduler_steers_adabounds_final_rate_whether_a_number_or_a_tensor():
+    ends = []
+    for lr in (0.01, torch.tensor(0.01)):
+        params = inputs()
+        optimizer = cprop.CPropAdaBound(params, lr=lr, final_lr=0.1, gamma=0.9)
+        train(optimizer, lr_scheduler.ExponentialLR(optimizer, 0.5), params, 8)
+        assert float(optimizer.param_groups[0]["base_lr"]) == pytest.approx(0.01)
+        ends.append(params)
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_scheduler_made_on_the_inner_optimizer_goes_on_steering_the_wrapper():
     params = inputs()
     inner = torch.optim.SGD(params, lr=1.0)

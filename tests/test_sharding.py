@@ -7,6 +7,10 @@ from table import TABLE, gradients
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+import cprop
+from cprop.eight_bit import is_quantised
+from cprop.storage import load
+
 
 @pytest.fixture(scope="module")
 def mesh():
@@ -35,3 +39,29 @@ def test_state_of_a_dtensor_is_a_dtensor(entry, mesh):
     ((_, scale),) = on_sharded.scales()
     assert isinstance(scale, DTensor)
     torch.testing.assert_close(scale.full_tensor(), next(s for _, s in on_plain.scales()))
+
+
+@pytest.mark.parametrize("after", ["float32", "bfloat16", "8bit"])
+@pytest.mark.parametrize("before", ["float32", "bfloat16", "8bit"])
+def test_loaded_state_of_a_dtensor_is_a_dtensor_in_its_format(before, after, mesh):
+    def build():
+        p = torch.nn.Parameter(distribute_tensor(torch.ones(64, 128), mesh, [Shard(0)]))
+        return p, cprop.CPropAdam([p], lr=0.01, cprop_state_dtype=before)
+
+    p, optimizer = build()
+    p.grad = distribute_tensor(torch.randn(64, 128, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["cprop_state_dtype"] = after
+    q, resumed = build()
+    resumed.load_state_dict(saved)
+    for key in ("cprop_m", "exp_avg", "exp_avg_sq"):
+        source, loaded = optimizer.state[p][key], resumed.state[q][key]
+        assert isinstance(loaded, DTensor)
+        assert loaded.placements == q.placements
+        assert is_quantised(loaded.to_local()) == (after == "8bit")
+        assert loaded.to_local().dtype == (torch.bfloat16 if after == "bfloat16" else torch.float32)
+        exact, near = load(source.to_local()), load(loaded.to_local())
+        assert (exact - near).norm() < (0.05 * exact.norm() if before != after else 1e-12)
+    q.grad = p.grad
+    resumed.step()

@@ -10,6 +10,7 @@ import torch
 from table import TABLE, gradients, inputs, train
 
 import cprop
+from cprop.eight_bit import is_quantised
 from cprop.storage import round_stochastically
 
 WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -102,18 +103,25 @@ def test_the_mean_absolute_gradient_is_kept_in_the_format_too(build):
     assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
 
 
-@pytest.mark.parametrize("before", ["float32", "bfloat16", "8bit"])
-@pytest.mark.parametrize("after", ["float32", "bfloat16", "8bit"])
-def test_a_checkpoint_may_change_its_format(before, after):
+FORMAT_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.float32}
+
+
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
+@pytest.mark.parametrize("before", FORMAT_TYPES)
+@pytest.mark.parametrize("after", FORMAT_TYPES)
+def test_a_checkpoint_may_change_its_format(build, before, after):
     params = large()
-    optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype=before)
+    optimizer = build(params, lr=0.01, cprop_state_dtype=before)
     train(optimizer, params, 10)
     saved = optimizer.state_dict()
     for group in saved["param_groups"]:
         group["cprop_state_dtype"] = after
     fresh = copy.deepcopy(params)
-    converted = cprop.CPropAdam(fresh, lr=0.01)
+    converted = build(fresh, lr=0.01)
     converted.load_state_dict(saved)
+    assert converted.param_groups[0]["cprop_state_dtype"] == after
+    assert converted.state[fresh[0]]["cprop_m"].dtype == FORMAT_TYPES[after]
+    assert is_quantised(converted.state[fresh[0]]["cprop_m"]) == (after == "8bit")
     for (_, a), (_, b) in zip(optimizer.scales(), converted.scales(), strict=True):
         assert (a - b).abs().mean() < 0.05
     train(converted, fresh, 2, start=10)
@@ -163,6 +171,26 @@ def test_eight_bits_leave_small_and_odd_tensors_in_float32():
     optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype="8bit")
     train(optimizer, params, 3)
     assert all(optimizer.state[p]["cprop_m"].dtype == torch.float32 for p in params)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+@pytest.mark.parametrize("wrapper", [False, True], ids=["native", "wrapper"])
+def test_what_is_not_computed_in_float32_is_not_stored_in_less(wrapper, dtype, storage, way):
+    ends = []
+    for chosen in ("float32", storage):
+        params = [torch.nn.Parameter(p.detach().to(dtype)) for p in large()]
+        if wrapper:
+            optimizer = cprop.CProp(torch.optim.SGD(params, lr=0.01), state_dtype=chosen, **WAYS[way])
+        else:
+            optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype=chosen, **WAYS[way])
+        train(optimizer, params, 2)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(optimizer, params, 1, start=2)
+        assert all(optimizer.state[p]["cprop_m"].dtype == dtype for p in params)
+        ends.append(params)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,12 +10,12 @@ as it was.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,10 +24,10 @@ from cprop.conformity import MEASURES, measure_name
 from cprop.moments import STEP
 
 __all__ = [
+    "MEASURE",
     "CheckpointError",
     "all_or_none",
     "check_counter",
-    "check_shapes",
     "check_tensor",
     "is_placeholder",
     "match",
@@ -57,6 +57,8 @@ def refusing_what_does_not_fit() -> Iterator[None]:
 def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
     """The saved state of each parameter, by position in the groups as torch does it.
 
+    An optimizer may keep state that is no parameter's, under keys of its own: that is left out.
+
     Raises:
         CheckpointError: if the groups or the parameters differ in number, or the state is not what
             a ``state_dict`` holds.
@@ -83,10 +85,11 @@ def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[T
     params = dict(zip(chain(*saved_ids), chain(*(group["params"] for group in groups)), strict=True))
     if len(params) != sum(map(len, saved_ids)):
         raise CheckpointError("the checkpoint names a parameter twice: it is damaged")
-    for i, entries in saved_state.items():
+    of_parameters = {i: entries for i, entries in saved_state.items() if i in params}
+    for i, entries in of_parameters.items():
         if not isinstance(entries, Mapping) or not all(isinstance(key, str) for key in entries):
             raise CheckpointError(f"the state of parameter {i!r} is no dictionary of named entries: it is damaged")
-    return {params[i]: dict(entries) for i, entries in saved_state.items() if i in params}
+    return {params[i]: dict(entries) for i, entries in of_parameters.items()}
 
 
 def check_tensor(key: str, saved: Any, shape: torch.Size) -> Tensor:
@@ -139,22 +142,8 @@ def is_placeholder(saved: Mapping[str, Any]) -> bool:
     return STEP in saved and check_counter(STEP, saved[STEP]) == 0 and saved.get("step", 0) == 0
 
 
-def check_shapes(saved: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Refuse an inner optimizer's state that is shaped unlike its parameter, where that of all others is alike.
-
-    torch does not look, and would broadcast it.
-    """
-    like_parameter: defaultdict[str, list[bool]] = defaultdict(list)
-    for p, entries in saved.items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor) and value.dim():
-                like_parameter[key].append(value.shape == p.shape)
-    for key, matches in like_parameter.items():
-        if matches.count(False) == 1 and len(matches) > 2:
-            raise CheckpointError(
-                f"state {key!r} of one parameter has another shape than the parameter, and that of all others has the "
-                "same: the checkpoint is damaged, or of another model"
-            )
+MEASURE: Final = "cprop_measure"
+"""The one setting that may be a function, or an object that is called: it is looked up and never copied."""
 
 
 def kind(value: Any) -> Any:
@@ -180,34 +169,45 @@ def acceptable(present: Any) -> tuple[Any, ...]:
 
 
 def merge_settings(
-    saved_groups: list[dict[str, Any]], groups: list[dict[str, Any]], defaults: Iterable[str]
+    saved_groups: list[dict[str, Any]],
+    groups: list[dict[str, Any]],
+    defaults: Iterable[str],
+    known: Collection[str],
 ) -> list[dict[str, Any]]:
-    """The saved groups, with the settings they lack taken from the optimizer as it stands.
+    """A copy of the saved groups, with the settings they lack taken from the optimizer as it stands.
 
     A checkpoint of a plain optimizer has no settings of ours, and a measure that is a function is
     saved by name only: it is looked up in the optimizer that loads.
 
+    Args:
+        saved_groups: the checkpoint's groups.
+        groups: the optimizer's, as many.
+        defaults: the settings to take from the optimizer where a saved group lacks them.
+        known: the settings of which it is known that their sort never changes.
+
     Raises:
-        CheckpointError: if a saved setting is of another sort than the optimizer's, or a saved
+        CheckpointError: if a known setting is of another sort than the optimizer's, or a saved
             measure neither known nor the one the optimizer was built with.
     """
     merged = []
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
-        for name in saved.keys() & group.keys() - {"params"}:
+        for name in saved.keys() & group.keys() & set(known):
             if kind(saved[name]) not in acceptable(group[name]):
                 raise CheckpointError(
                     f"{name!r} of param group {index} is {saved[name]!r} in the checkpoint and {group[name]!r} in the "
                     "optimizer: the checkpoint is damaged, or of another optimizer"
                 )
-        settings = {name: saved.get(name, group[name]) for name in defaults if name in group}
-        present = group["cprop_measure"]
-        measure = settings["cprop_measure"]
+        present = group[MEASURE]
+        measure = saved.get(MEASURE, present)
         if measure in (present, measure_name(present)):
-            settings["cprop_measure"] = present
+            measure = present
         elif measure not in MEASURES:
             raise CheckpointError(
                 f"the checkpoint was made with measure {measure!r}, which is not one of ours: "
                 "build the optimizer with that function as its measure, then load"
             )
-        merged.append({**saved, **settings})
+        lacking = {name: group[name] for name in (*defaults, "param_names") if name in group and name not in saved}
+        # Copies, each for itself: a tensor learning rate is written to by its scheduler.
+        copies = {name: copy.deepcopy(value) for name, value in saved.items() if name != MEASURE}
+        merged.append({**copies, **lacking, MEASURE: measure})
     return merged

@@ -39,7 +39,7 @@ def block_of(shape: torch.Size) -> int | None:
 def fits(p: Tensor) -> bool:
     """Whether a parameter is worth quantising, and can be: in whole blocks on this rank."""
     shard = local(p)
-    worth = shard.numel() >= 4096 and shard.is_contiguous() and not shard.is_complex()
+    worth = shard.numel() >= 4096 and shard.is_contiguous()
     return worth and block_of(shard.shape) is not None
 
 

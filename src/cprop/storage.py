@@ -34,32 +34,45 @@ def allocate(p: Tensor, storage: str, signed: bool = True) -> Tensor:
 
     Args:
         p: the parameter.
-        storage: one of ``FORMATS``. Float32 means float64 for parameters in float64. What eight bits
-            cannot hold in whole blocks, biases for the most part, stays in float32.
+        storage: one of ``FORMATS``, as far as it suits the parameter: see :func:`suitable`.
         signed: whether the state may be negative.
     """
-    if storage == EIGHT_BIT and eight_bit.fits(p):
+    storage = suitable(storage, p)
+    if storage == EIGHT_BIT:
         return eight_bit.zeros(p, signed)
-    return torch.zeros_like(p, dtype=plain_dtype(p, storage), memory_format=torch.preserve_format)
+    dtype = torch.bfloat16 if storage == BFLOAT16 else arithmetic_dtype(p.dtype)
+    return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def suitable(storage: str, p: Tensor) -> str:
+    """The format that a parameter's state can be stored in: the one asked for, or the precision of the arithmetic.
+
+    Parameters in float64 and complex ones keep theirs: only float32 is rounded to less. What eight
+    bits cannot hold in whole blocks, biases for the most part, stays in float32.
+    """
+    rounded = arithmetic_dtype(p.dtype) == torch.float32
+    return storage if rounded and (storage != EIGHT_BIT or eight_bit.fits(p)) else FLOAT32
 
 
 def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tensor:
-    """Saved state in a format, a copy always: training on must not write into a checkpoint.
+    """Saved state as :func:`allocate` would make it, a copy always: training on must not write into a checkpoint.
 
-    The same format comes back to the bit; another one is converted.
+    The same format comes back to the bit; another one is converted. However the saved tensor lay in
+    memory, the copy lies as the parameter does: a kernel takes only tensors in one order.
+
+    Raises:
+        ValueError: if the saved state is sharded in another way than the parameter.
     """
-    if storage == EIGHT_BIT and eight_bit.fits(p):
-        restored, source = eight_bit.zeros(p, signed), local(saved)
-        same_blocks = eight_bit.block_size(source) == eight_bit.block_size(local(restored))
-        local(restored).copy_(source if same_blocks else load(source))
-        return restored
-    plain = load(saved) if is_quantised(saved) else saved
-    return plain.to(device=p.device, dtype=plain_dtype(p, storage), copy=True)
-
-
-def plain_dtype(p: Tensor, storage: str) -> torch.dtype:
-    """The dtype of state that is not quantised."""
-    return torch.bfloat16 if storage == BFLOAT16 else arithmetic_dtype(p.dtype)
+    restored = allocate(p, storage, signed)
+    shard, source = local(restored), local(saved)
+    if source.shape != shard.shape:
+        raise ValueError(
+            f"saved state has shape {tuple(source.shape)} on this rank and should have {tuple(shard.shape)}: "
+            "it was sharded in another way; load it with torch.distributed.checkpoint"
+        )
+    same_format = eight_bit.block_size(source) == eight_bit.block_size(shard)
+    shard.copy_(source if same_format else load(source))
+    return restored
 
 
 def load(stored: Tensor) -> Tensor:

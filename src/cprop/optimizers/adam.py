@@ -102,6 +102,7 @@ class AdamFamily(NativeOptimizer):
     """The state, scalars and flags of Adam and its descendants."""
 
     shared_square = "exp_avg_sq"
+    switched_state = ("max_exp_avg_sq",)
     maximum_flag: ClassVar[str] = "amsgrad"
 
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -269,3 +270,9 @@ class CPropAdamW(CPropAdam):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Loading comes by here too: a checkpoint of Adam has an L2 term, and AdamW none, as in torch.
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypedDict, cast
 
 import torch
@@ -250,12 +250,18 @@ class ConformityOptimizer(Optimizer):
                 replaced = hook(self, state_dict)
                 state_dict = state_dict if replaced is None else replaced
             saved = checkpoint.match(state_dict, self.param_groups)
-            groups = checkpoint.merge_settings(state_dict["param_groups"], self.param_groups, self.defaults)
+            groups = checkpoint.merge_settings(
+                state_dict["param_groups"], self.param_groups, self.defaults, self._known_settings()
+            )
             for group in groups:
                 self._check(group)
             self._load({**state_dict, "param_groups": groups}, saved)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _known_settings(self) -> Collection[str]:
+        """The settings that are of one sort for ever, so that another sort in a checkpoint is damage."""
+        return self.defaults
 
     def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add zero state for parameters that have none while others have, as it will be before their first gradient."""
@@ -337,6 +343,8 @@ class NativeOptimizer(ConformityOptimizer):
     rule: ClassVar[staticmethod[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]]
     counts_steps: ClassVar[bool] = True
     """Whether the algorithm has a step counter of its own, under torch's key ``step``."""
+    switched_state: ClassVar[tuple[str, ...]] = ()
+    """State that the algorithm keeps or not as its settings say. Switched off, it stays as it was, as in torch."""
 
     @abstractmethod
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
@@ -439,7 +447,7 @@ class NativeOptimizer(ConformityOptimizer):
         if checkpoint.is_placeholder(saved):
             return {}
         own = self._state_keys(group) + (("step",) if self.counts_steps else ())
-        unknown = set(saved) - {*own, *STATISTICS}
+        unknown = set(saved) - {*own, *self.switched_state, *STATISTICS}
         if unknown:
             raise checkpoint.CheckpointError(
                 f"the checkpoint has state {sorted(unknown)}, which {type(self).__name__} does not keep: "

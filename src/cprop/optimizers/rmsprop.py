@@ -111,6 +111,7 @@ class CPropRMSprop(NativeOptimizer):
 
     rule = staticmethod(rmsprop)
     shared_square = "square_avg"
+    switched_state = ("momentum_buffer", "grad_avg")
 
     def __init__(
         self,

@@ -100,6 +100,7 @@ class CPropSGD(NativeOptimizer):
 
     rule = staticmethod(sgd)
     counts_steps = False
+    switched_state = ("momentum_buffer",)
 
     def __init__(
         self,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, cast
+from itertools import chain
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -44,6 +45,14 @@ from cprop.rules import GRAD, PARAM
 __all__ = ["CProp"]
 
 SNAPSHOT = "snapshot"
+
+TORCHS_SETTINGS: Final = frozenset(
+    {
+        *("lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov", "amsgrad"),
+        *("maximize", "foreach", "fused", "capturable", "differentiable"),
+    }
+)
+"""Names that mean the same in every optimizer that has them: numbers, pairs of numbers, and switches."""
 
 
 class WrapperFlags(NamedTuple):
@@ -307,27 +316,33 @@ class CProp(ConformityOptimizer):
         # Only ours: what the inner optimizer would keep is its own to know.
         return empty_statistics(p, group)
 
+    def _known_settings(self) -> Collection[str]:
+        # What else stands in a group is the inner optimizer's own, a table that it fills perhaps.
+        return {name for name in self.defaults if name.startswith(PREFIX)} | TORCHS_SETTINGS
+
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
+        saved_groups = state_dict["param_groups"]
         own: dict[Tensor, dict[str, Tensor]] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
+        for present, group in zip(self.param_groups, saved_groups, strict=True):
+            for p in present["params"]:
                 entries = {key: value for key, value in saved.get(p, {}).items() if key.startswith(PREFIX)}
                 checkpoint.all_or_none(entries, (STEP, MEAN, MEAN_SQUARE))
                 if set(entries) != set(saved.get(p, {})) or not checkpoint.is_placeholder(entries):
                     own[p] = {key: read_state(key, value, p, group) for key, value in entries.items()}
-        checkpoint.check_shapes(saved)
-        inner_state = {
-            i: {key: value for key, value in entries.items() if not key.startswith(PREFIX)}
-            for i, entries in state_dict["state"].items()
-        }
+        inner_state = dict(state_dict["state"])
+        for i in chain.from_iterable(group["params"] for group in saved_groups):
+            entries = {key: value for key, value in inner_state.pop(i, {}).items() if not key.startswith(PREFIX)}
+            if entries:
+                inner_state[i] = entries
+        inner_groups = [{k: v for k, v in group.items() if k != checkpoint.MEASURE} for group in saved_groups]
         groups, state = self.param_groups, self.state
         try:
-            self.inner.load_state_dict(
-                {**state_dict, "state": {i: entries for i, entries in inner_state.items() if entries}}
-            )
+            self.inner.load_state_dict({**state_dict, "state": inner_state, "param_groups": inner_groups})
         except Exception:
             self.param_groups, self.state = groups, state
             raise
+        for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
+            group[checkpoint.MEASURE] = saved_group[checkpoint.MEASURE]
         for p, statistics in own.items():
             if statistics:
                 self.state[p].update(statistics)
