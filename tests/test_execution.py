@@ -349,6 +349,47 @@ def test_a_kernel_does_not_run_past_the_end_of_a_parameters_state():
         optimizer.step()
 
 
+DEFAULT_DEVICE = """
+import sys
+import torch
+if sys.argv[1] == "before":
+    torch.set_default_device("meta")
+import cprop
+torch.set_default_device("meta")
+
+def train(build, **settings):
+    w = torch.nn.Parameter(torch.ones(64, 64, device="cpu"))
+    optimizer = build([w], **settings)
+    monitor = cprop.Monitor(optimizer, every=2)
+    for _ in range(2):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    assert 0.9 < monitor.samples[0].total.mean_scale <= 1, (build, settings)
+    assert (w < 1).all(), (build, settings)
+    optimizer.load_state_dict(optimizer.state_dict())
+
+natives = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound]
+for build in (*natives, cprop.CProp.around(torch.optim.Adam)):
+    for measure in cprop.MEASURES:
+        train(build, cprop_measure=measure)
+    train(build, foreach=True)
+    if build in natives:
+        train(build, capturable=True)
+    train(build, cprop_state_dtype="bfloat16")
+    train(build, lr=torch.tensor(0.01, device="cpu"))
+train(natives[0], cprop_state_dtype="8bit")
+train(natives[0], fused=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_default_device_need_not_be_the_parameters(when):
+    """Set before the import or after it: on the device "meta" a number is lost, and on any other in the wrong place."""
+    code = [sys.executable, "-c", DEFAULT_DEVICE, when]
+    result = subprocess.run(code, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+
+
 FIRST_STEP = """
 import resource, sys
 import torch

@@ -26,6 +26,7 @@ __all__ = [
     "add",
     "addcdiv",
     "addcmul",
+    "as_scalar",
     "clamp",
     "divide",
     "divided",
@@ -100,10 +101,18 @@ def lerp(x: Tensor, y: Tensor, weight: Number) -> Tensor:
     return x + weight * (y - x) if isinstance(weight, Tensor) else torch.lerp(x, y, weight)
 
 
+def as_scalar(x: Number, dtype: torch.dtype) -> Tensor:
+    """A number as a 0-dim tensor for functions that take no other.
+
+    It lies on the host, whatever the default device is: an operation takes it from there without waiting.
+    """
+    return x if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype, device="cpu")
+
+
 def clamp(x: Tensor, low: Number, high: Number) -> Tensor:
     """``min(max(x, low), high)``."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):
-        return torch.minimum(torch.maximum(x, torch.as_tensor(low)), torch.as_tensor(high))
+        return torch.minimum(torch.maximum(x, as_scalar(low, x.dtype)), as_scalar(high, x.dtype))
     return torch.clamp_max(torch.clamp_min(x, low), high)
 
 

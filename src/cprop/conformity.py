@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, Quotient, addcmul, divided, two_sided_normal
+from cprop.arithmetic import Factor, Number, Quotient, addcmul, as_scalar, divided, two_sided_normal
 
 __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name", "resolve_measure"]
 
@@ -235,7 +235,7 @@ def student_t(moments: Moments) -> Tensor:
         return total * theta
 
     theta = torch.atan(moments.z * nu**-0.5)
-    widest = torch.clamp_max(torch.as_tensor(7 * nu**-0.5), math.pi / 2)
+    widest = torch.clamp_max(as_scalar(7 * nu**-0.5, theta.dtype), math.pi / 2)
     return integral(torch.minimum(theta, widest)) / integral(widest)
 
 

@@ -306,7 +306,7 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if key not in COUNTERS}
 
 
-ONE: Final = torch.tensor(1.0)
+ONE: Final = torch.tensor(1.0, device="cpu")  # whatever the default device is
 
 
 def count_up(counters: list[Tensor]) -> None:
