@@ -119,18 +119,21 @@ def clamp(x: Tensor, low: Number, high: Number) -> Tensor:
 def one_minus_power(beta: Number, t: Number) -> Number:
     r"""The bias correction :math:`1 - \beta^t`, to full precision in either type.
 
-    A float32 tensor would keep three digits of :math:`1 - 0.999`; ``expm1`` keeps them all.
+    A float32 tensor would keep three digits of :math:`1 - 0.999`; ``expm1`` keeps them all. The logarithm of
+    :math:`\beta = 0` is a number so low that its powers vanish: times :math:`t = 0`, infinity would be NaN.
 
     Example:
         >>> round(one_minus_power(0.9, 2.0), 6)
         0.19
         >>> round(one_minus_power(0.999, torch.tensor(1.0)).item(), 9)
         0.001
+        >>> one_minus_power(0.0, torch.tensor([0.0, 1.0]))
+        tensor([-0., 1.])
     """
     if isinstance(t, Tensor):
         if isinstance(beta, Tensor):
-            return -torch.expm1(t * torch.log(beta))
-        return -torch.expm1(t * (math.log(beta) if beta > 0 else -math.inf))
+            return -torch.expm1(t * torch.log(beta).clamp_min(-1e3))
+        return -torch.expm1(t * (math.log(beta) if beta > 0 else -1e3))
     return 1 - beta**t
 
 
