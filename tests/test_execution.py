@@ -181,10 +181,31 @@ def test_capturable_keeps_counters_with_the_parameter_and_agrees():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tensor_learning_rate(way):
+@pytest.mark.parametrize("lr", [0.01, [0.01], [[0.01]]], ids=["no dimension", "one", "two"])
+def test_tensor_learning_rate(lr, way):
     ours, theirs = inputs(), inputs()
-    train(cprop.CPropAdam(ours, lr=torch.tensor(0.01), **WAYS[way]), ours, 50)
+    train(cprop.CPropAdam(ours, lr=torch.tensor(lr), **WAYS[way]), ours, 50)
     train(cprop.CPropAdam(theirs, lr=0.01), theirs, 50)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+NATIVE_CLASSES = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound]
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("cls", NATIVE_CLASSES)
+def test_a_tensor_learning_rate_may_have_a_dimension_and_a_scheduler(cls, capturable):
+    """A scheduler writes into a tensor in place: nothing may hold on to it as the rate of before."""
+    ours, theirs = inputs(), inputs()
+    for lr, params in ((torch.tensor([0.01]), ours), (0.01, theirs)):
+        optimizer = cls(params, lr=lr, capturable=capturable)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        for step in range(10):
+            gradients(params, step)
+            optimizer.step()
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] is lr or isinstance(lr, float)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
