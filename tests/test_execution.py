@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from table import INNERS, NATIVES, TABLE, gradients, inputs, train
@@ -180,10 +181,31 @@ def test_capturable_keeps_counters_with_the_parameter_and_agrees():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tensor_learning_rate(way):
+@pytest.mark.parametrize("lr", [0.01, [0.01], [[0.01]]], ids=["no dimension", "one", "two"])
+def test_tensor_learning_rate(lr, way):
     ours, theirs = inputs(), inputs()
-    train(cprop.CPropAdam(ours, lr=torch.tensor(0.01), **WAYS[way]), ours, 50)
+    train(cprop.CPropAdam(ours, lr=torch.tensor(lr), **WAYS[way]), ours, 50)
     train(cprop.CPropAdam(theirs, lr=0.01), theirs, 50)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+NATIVE_CLASSES = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound]
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("cls", NATIVE_CLASSES)
+def test_a_tensor_learning_rate_may_have_a_dimension_and_a_scheduler(cls, capturable):
+    """A scheduler writes into a tensor in place: nothing may hold on to it as the rate of before."""
+    ours, theirs = inputs(), inputs()
+    for lr, params in ((torch.tensor([0.01]), ours), (0.01, theirs)):
+        optimizer = cls(params, lr=lr, capturable=capturable)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        for step in range(10):
+            gradients(params, step)
+            optimizer.step()
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] is lr or isinstance(lr, float)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
@@ -219,6 +241,64 @@ def test_tensor_list_falls_back_to_one_tensor_at_a_time():
     assert [t.tolist() for t in torch.where(positive, x, 0.0).tensors] == [[1.0, 0.0], [3.0]]
     assert [t.tolist() for t in (1 / x).tensors] == [[1.0, -0.5], [pytest.approx(1 / 3)]]
     assert [t.tolist() for t in (torch.tensor(2.0) * x).tensors] == [[2.0, -4.0], [6.0]]
+    assert [t.tolist() for t in (x * torch.tensor([2.0])).tensors] == [[2.0, -4.0], [6.0]]
+
+
+def only_if_sure(moments):
+    return (moments.z > 2.0).float()
+
+
+def with_a_floor(moments):
+    s = 2 * torch.special.ndtr(moments.z) - 1
+    s[moments.z < 0.5] = 0.1
+    return s
+
+
+MEASURES_OF_USERS = [
+    only_if_sure,
+    with_a_floor,
+    lambda m: 1 - 1 / (1 + m.z**2),
+    lambda m: 1 - torch.exp(-m.z),
+    lambda m: 1 - 0.5**m.z,
+    lambda m: m.z.tanh(),
+    lambda m: (m.m_hat.abs() / (m.v_hat.sqrt() + 1e-8)).clamp(max=1.0),
+    lambda m: m.z.mul(0.5).clamp_(0.0, 1.0),
+    lambda m: abs(m.m_hat) / (torch.sqrt(m.v_hat) + 1e-8),
+    lambda m: torch.where((m.z > 1) & ~(m.z >= 3) | (m.z == 0), torch.zeros_like(m.z), 0.5),
+    lambda m: torch.clamp(input=m.z / 3, max=torch.ones_like(m.z)),
+    lambda m: torch.stack([m.z / 4, torch.ones_like(m.z)]).min(0).values,
+    lambda m: torch.nn.functional.softsign(np.float64(2) * m.z),
+    lambda m: torch.tensor(1.0) - torch.tensor(1.0) / (m.z + torch.ones(())),
+    lambda m: (m.z - torch.tensor(0.1)).sigmoid().to(m.z.dtype),
+    lambda m: torch.full_like(m.z, 0.25, device=m.z.device),
+    lambda m: torch.add(m.z * 0, 0.25, alpha=2),
+    lambda m: torch.tensor(0.5),
+]
+
+
+@pytest.mark.parametrize("measure", MEASURES_OF_USERS)
+@pytest.mark.parametrize("build", [cprop.CPropSGD, cprop.CProp.around(torch.optim.SGD)], ids=["native", "wrapper"])
+def test_whatever_measure_works_on_a_tensor_works_on_a_list(build, measure):
+    ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((), (5,), (4, 3))] for _ in range(2))
+    foreach = build(ours, lr=0.1, cprop_measure=measure, foreach=True)
+    plain = build(theirs, lr=0.1, cprop_measure=measure, foreach=False)
+    for step in range(10):
+        for optimizer, params in ((foreach, ours), (plain, theirs)):
+            gradients(params, step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_measure_that_is_not_of_each_element_alone_says_so():
+    params = inputs()
+    gradients(params, 0)
+    with pytest.raises(TypeError, match=r"differs between them .*: compute each element from itself alone, or set for"):
+        cprop.CPropSGD(params, cprop_measure=lambda m: m.z / max(m.z.shape), foreach=True).step()
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        cprop.CPropSGD(params, cprop_measure=lambda m: m.z if m.z > 1 else 0 * m.z, foreach=True).step()
+    x = TensorList([torch.ones(2)])
+    assert not hasattr(x, "no_such_thing")
+    assert copy.copy(x).tensors is x.tensors
 
 
 @pytest.mark.parametrize("rule", [wrapper.observe_gradient, wrapper.rescale_update], ids=lambda rule: rule.__name__)
@@ -288,6 +368,47 @@ def test_a_kernel_does_not_run_past_the_end_of_a_parameters_state():
         RuntimeError, match=r"differ in size \(param \(65536,\), grad \(65536,\), cprop_m \(8,\), .* new optimizer"
     ):
         optimizer.step()
+
+
+DEFAULT_DEVICE = """
+import sys
+import torch
+if sys.argv[1] == "before":
+    torch.set_default_device("meta")
+import cprop
+torch.set_default_device("meta")
+
+def train(build, **settings):
+    w = torch.nn.Parameter(torch.ones(64, 64, device="cpu"))
+    optimizer = build([w], **settings)
+    monitor = cprop.Monitor(optimizer, every=2)
+    for _ in range(2):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    assert 0.9 < monitor.samples[0].total.mean_scale <= 1, (build, settings)
+    assert (w < 1).all(), (build, settings)
+    optimizer.load_state_dict(optimizer.state_dict())
+
+natives = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound]
+for build in (*natives, cprop.CProp.around(torch.optim.Adam)):
+    for measure in cprop.MEASURES:
+        train(build, cprop_measure=measure)
+    train(build, foreach=True)
+    if build in natives:
+        train(build, capturable=True)
+    train(build, cprop_state_dtype="bfloat16")
+    train(build, lr=torch.tensor(0.01, device="cpu"))
+train(natives[0], cprop_state_dtype="8bit")
+train(natives[0], fused=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_default_device_need_not_be_the_parameters(when):
+    """Set before the import or after it: on the device "meta" a number is lost, and on any other in the wrong place."""
+    code = [sys.executable, "-c", DEFAULT_DEVICE, when]
+    result = subprocess.run(code, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
 
 
 FIRST_STEP = """

@@ -143,6 +143,32 @@ def test_bfloat16_state_follows_a_mean_that_nearest_rounding_would_lose():
     assert nearest.float().mean() < 0.6
 
 
+FIRST_STEPS = [*WAYS.values(), {"cprop_measure": "student_t"}, {"cprop_measure": "logistic"}, {"cprop_beta": 0.0}]
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
+@pytest.mark.parametrize(
+    ("build", "settings"),
+    [
+        *((cprop.CPropSGD, settings) for settings in (*FIRST_STEPS, {"capturable": True})),
+        *((cprop.CProp.around(torch.optim.SGD), settings) for settings in FIRST_STEPS),
+    ],
+    ids=lambda x: str(x) if isinstance(x, dict) else x.__name__,
+)
+def test_lean_state_takes_every_element_in_full_at_first(build, settings, storage):
+    """One gradient has no variance: of a rounded mean and mean square there would be one, divided by epsilon alone."""
+    g = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    g[0] = 0.0
+    w = torch.nn.Parameter(torch.zeros_like(g))
+    optimizer = build([w], lr=1.0, cprop_state_dtype=storage, **settings)
+    w.grad = g.clone()
+    optimizer.step()
+    ((_, scale),) = optimizer.scales()
+    # Student's t with one degree of freedom has long tails, of which epsilon leaves up to 1e-3.
+    torch.testing.assert_close(w.detach(), -g, atol=0, rtol=1e-3)
+    torch.testing.assert_close(scale, (g != 0).float(), atol=1e-3, rtol=0)
+
+
 def test_stochastic_rounding_is_unbiased_and_leaves_exact_numbers_alone():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10_000, generator=generator)

@@ -26,6 +26,7 @@ __all__ = [
     "add",
     "addcdiv",
     "addcmul",
+    "as_scalar",
     "clamp",
     "divide",
     "divided",
@@ -100,28 +101,39 @@ def lerp(x: Tensor, y: Tensor, weight: Number) -> Tensor:
     return x + weight * (y - x) if isinstance(weight, Tensor) else torch.lerp(x, y, weight)
 
 
+def as_scalar(x: Number, dtype: torch.dtype) -> Tensor:
+    """A number as a 0-dim tensor for functions that take no other.
+
+    It lies on the host, whatever the default device is: an operation takes it from there without waiting.
+    """
+    return x if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype, device="cpu")
+
+
 def clamp(x: Tensor, low: Number, high: Number) -> Tensor:
     """``min(max(x, low), high)``."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):
-        return torch.minimum(torch.maximum(x, torch.as_tensor(low)), torch.as_tensor(high))
+        return torch.minimum(torch.maximum(x, as_scalar(low, x.dtype)), as_scalar(high, x.dtype))
     return torch.clamp_max(torch.clamp_min(x, low), high)
 
 
 def one_minus_power(beta: Number, t: Number) -> Number:
     r"""The bias correction :math:`1 - \beta^t`, to full precision in either type.
 
-    A float32 tensor would keep three digits of :math:`1 - 0.999`; ``expm1`` keeps them all.
+    A float32 tensor would keep three digits of :math:`1 - 0.999`; ``expm1`` keeps them all. The logarithm of
+    :math:`\beta = 0` is a number so low that its powers vanish: times :math:`t = 0`, infinity would be NaN.
 
     Example:
         >>> round(one_minus_power(0.9, 2.0), 6)
         0.19
         >>> round(one_minus_power(0.999, torch.tensor(1.0)).item(), 9)
         0.001
+        >>> one_minus_power(0.0, torch.tensor([0.0, 1.0]))
+        tensor([-0., 1.])
     """
     if isinstance(t, Tensor):
         if isinstance(beta, Tensor):
-            return -torch.expm1(t * torch.log(beta))
-        return -torch.expm1(t * (math.log(beta) if beta > 0 else -math.inf))
+            return -torch.expm1(t * torch.log(beta).clamp_min(-1e3))
+        return -torch.expm1(t * (math.log(beta) if beta > 0 else -1e3))
     return 1 - beta**t
 
 

@@ -106,7 +106,7 @@ def in_one_tensor(numbers: Sequence[Number], dtype: torch.dtype, device: torch.d
     """Numbers as a kernel takes them: in its text they would be compiled into it."""
     if any(isinstance(number, Tensor) for number in numbers):
         return torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers])
-    packed = torch.tensor(numbers, dtype=dtype)
+    packed = torch.tensor(numbers, dtype=dtype, device="cpu")
     return packed if device.type == "cpu" else packed.to(device, non_blocking=True)
 
 

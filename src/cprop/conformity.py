@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, Quotient, addcmul, divided, two_sided_normal
+from cprop.arithmetic import Factor, Number, Quotient, addcmul, as_scalar, divided, two_sided_normal
 
 __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name", "resolve_measure"]
 
@@ -41,7 +41,7 @@ class Corrections(NamedTuple):
         eps: the :math:`\epsilon` of Algorithm 1.
         b: bias correction of the mean, :math:`1 - \beta^t`.
         b_v: bias correction of the mean square.
-        k_m: :math:`1 / (n_t - 1 + \epsilon)`.
+        k_m: :math:`1 / (n_t - 1 + \epsilon)`, and zero where :math:`n_t = 1`: one gradient has no variance.
         k_v: :math:`k_m b^2 / b_v`.
         k_eps: :math:`b\,\epsilon`, and never zero.
     """
@@ -57,8 +57,10 @@ class Corrections(NamedTuple):
     @classmethod
     def of(cls, n: Number, eps: Number, b: Number = 1.0, b_v: Number = 1.0) -> Corrections:
         """All of them, from the four that are independent."""
-        # n - 1 is zero at t = 1, where it multiplies a variance of zero, and at least beta after it.
+        # n - 1 is zero at t = 1, and at least beta after it. There Algorithm 1 divides a variance of zero by epsilon;
+        # of what was rounded when it was stored, the difference is not zero, and 1e8 times that would be the scale.
         k_m = 1 / at_least(n - 1 + eps, 1e-8)
+        k_m = torch.where(n > 1, k_m, 0.0) if isinstance(n, Tensor) else k_m if n > 1 else 0.0
         return cls(n, eps, b, b_v, k_m, k_m * b * b / b_v, at_least(eps * b, TINY))
 
 
@@ -119,11 +121,11 @@ class Moments(NamedTuple):
             z_t = \frac{|m_t|}{\sqrt{\max(k_v v_t - k_m m_t^2, 0)} + b\,\epsilon}, \qquad
             k_m = \frac{1}{n_t - 1 + \epsilon}, \quad k_v = k_m b^2 / b_v
 
-        The difference is exact to about ``8 * finfo.eps * v`` and no better, and at :math:`t = 1` it
-        is divided by :math:`\epsilon` alone: rounding noise would become a random standard error
-        where exact arithmetic has zero. So that much is taken off :math:`k_v`. Elsewhere this moves
-        the scale by less than 1e-6. Zero over zero is zero: an element that never saw a gradient
-        has no sign to be sure of.
+        At :math:`t = 1` both are zero: one gradient has no variance, and every element takes its first step in full.
+        The difference is exact to about ``8 * finfo.eps * v`` and no better: where gradients are all alike, rounding
+        noise would become a standard error where exact arithmetic has zero. So that much is taken off :math:`k_v`.
+        Elsewhere this moves the scale by less than 1e-6. Zero over zero is zero: an element that never saw a
+        gradient has no sign to be sure of.
 
         Example:
             >>> Moments.of(torch.tensor(2.0), torch.tensor(8.0), n=5.0, eps=0.0).z
@@ -235,7 +237,7 @@ def student_t(moments: Moments) -> Tensor:
         return total * theta
 
     theta = torch.atan(moments.z * nu**-0.5)
-    widest = torch.clamp_max(torch.as_tensor(7 * nu**-0.5), math.pi / 2)
+    widest = torch.clamp_max(as_scalar(7 * nu**-0.5, theta.dtype), math.pi / 2)
     return integral(torch.minimum(theta, widest)) / integral(widest)
 
 

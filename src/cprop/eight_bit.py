@@ -50,7 +50,8 @@ def zeros(p: Tensor, signed: bool) -> Tensor:
     except ImportError as error:
         raise ImportError("cprop_state_dtype='8bit' needs torchao: pip install 'cprop[lean]'") from error
     shard = local(p)
-    state: Tensor = OptimState8bit.zeros(shard.shape, signed, block_of(shard.shape), shard.device, torch.float32)
+    with torch.device("cpu"):  # torchao computes its table of numbers wherever tensors are made by default
+        state: Tensor = OptimState8bit.zeros(shard.shape, signed, block_of(shard.shape), shard.device, torch.float32)
     if shard is p:
         return state
     from torch.distributed.tensor import DTensor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -34,18 +36,26 @@ _FOREACH: Final[dict[Any, Any]] = {
 }
 """Every function that a rule uses and torch has a version for lists of."""
 
+_WEIGHTS: Final = frozenset({"alpha", "value"})
+"""The keyword arguments that those versions take too, if all others are lists."""
+
 
 class TensorList:
     """A list of tensors with the arithmetic of a tensor.
 
-    torch's functions and the operators work on it element by element of the list, by one
-    ``_foreach_`` call where torch has one, and tensor by tensor where it has not.
+    torch's functions, the operators and a tensor's methods work on it element by element of the list, by one
+    ``_foreach_`` call where a rule needs it and torch has one, and tensor by tensor where not: a measure may be
+    anything that is element-wise and works on a tensor.
 
     Example:
         >>> x = TensorList([torch.ones(2), torch.full((3,), 4.0)])
         >>> torch.sqrt(x * 4 + 0).tensors
         [tensor([2., 2.]), tensor([4., 4., 4.])]
+        >>> (1 - (x > 2).float()).tensors
+        [tensor([1., 1.]), tensor([0., 0., 0.])]
     """
+
+    __array_ufunc__ = None  # numpy's numbers, on the left of an operator, leave it to us
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
@@ -58,44 +68,118 @@ class TensorList:
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> TensorList:
+    ) -> Any:
         kwargs = kwargs or {}
         foreach = _FOREACH.get(func)
-        # These take lists, and for the last argument a number; what else torch takes, they do not.
-        lists = [isinstance(arg, TensorList) for arg in args]
-        if foreach is not None and all(lists[:-1]) and (lists[-1] or not isinstance(args[-1], Tensor)):
+        if foreach is not None and fit_foreach(args, kwargs):
             return cls(foreach(*map(operand, args), **kwargs))
-        length = len(args[lists.index(True)].tensors)
-        return cls(
-            [
-                func(*(arg.tensors[i] if isinstance(arg, TensorList) else arg for arg in args), **kwargs)
-                for i in range(length)
-            ]
-        )
+        return one_by_one(func, *args, **kwargs)
 
-    def __add__(self, other: Any) -> TensorList:
-        return TensorList(torch._foreach_add(self.tensors, operand(other)))
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"a list of tensors has no attribute {name!r}, as a tensor has none")
+        attribute = getattr(Tensor, name)
+        if callable(attribute):
+            return partial(one_by_one, attribute, self)
+        return one_by_one(operator.attrgetter(name), self)
+
+    def __add__(self, other: Any) -> Any:
+        return at_once_or_one_by_one(torch._foreach_add, operator.add, self, other)
 
     __radd__ = __add__
 
-    def __mul__(self, other: Any) -> TensorList:
-        return TensorList(torch._foreach_mul(self.tensors, operand(other)))
+    def __mul__(self, other: Any) -> Any:
+        return at_once_or_one_by_one(torch._foreach_mul, operator.mul, self, other)
 
     __rmul__ = __mul__
 
-    def __sub__(self, other: Any) -> TensorList:
-        return TensorList(torch._foreach_sub(self.tensors, operand(other)))
+    def __sub__(self, other: Any) -> Any:
+        if isinstance(other, Tensor):  # which _foreach_sub would read back to the host
+            return one_by_one(operator.sub, self, other)
+        return at_once_or_one_by_one(torch._foreach_sub, operator.sub, self, other)
 
-    def __truediv__(self, other: Any) -> TensorList:
-        return TensorList(torch._foreach_div(self.tensors, operand(other)))
-
-    def __rtruediv__(self, other: Any) -> TensorList:
-        return TensorList([other / tensor for tensor in self.tensors])
+    def __truediv__(self, other: Any) -> Any:
+        return at_once_or_one_by_one(torch._foreach_div, operator.truediv, self, other)
 
     def __neg__(self) -> TensorList:
         return TensorList(torch._foreach_neg(self.tensors))
 
 
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: one_by_one(function, *operands)
+
+
+def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, other: one_by_one(function, other, x)
+
+
+# No rule uses these, but a user's measure may. Python looks for them in the class, and does not ask __getattr__.
+_BINARY = ("pow", "floordiv", "mod", "and", "or", "xor")
+_OTHERS = ("lt", "le", "eq", "ne", "gt", "ge", "abs", "pos", "invert", "getitem", "setitem")
+for _name in (*_BINARY, *_OTHERS):
+    setattr(TensorList, f"__{_name}__", _operator(getattr(operator, f"__{_name}__")))
+for _name in ("sub", "truediv", *_BINARY):
+    setattr(TensorList, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__")))
+TensorList.__bool__ = _operator(operator.truth)  # type: ignore[attr-defined]
+
+
 def operand(x: Any) -> Any:
     """What a ``_foreach_`` function takes in a list's place: its tensors, or a number as it is."""
     return x.tensors if isinstance(x, TensorList) else x
+
+
+def fit_foreach(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a ``_foreach_`` function takes these: lists, and for the last argument a number, but no tensor."""
+    *others, last = args or (None,)
+    if not all(isinstance(arg, TensorList) for arg in others):
+        return False
+    if isinstance(last, TensorList):
+        return kwargs.keys() <= _WEIGHTS
+    return not kwargs and not isinstance(last, Tensor)
+
+
+def at_once_or_one_by_one(foreach: Any, function: Callable[..., Any], x: TensorList, other: Any) -> Any:
+    """An operator, by one ``_foreach_`` call unless the other operand is a tensor with dimensions."""
+    if isinstance(other, Tensor) and other.dim():
+        return one_by_one(function, x, other)
+    return TensorList(foreach(x.tensors, operand(other)))
+
+
+def one_by_one(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """A function of tensors, for each tensor of the lists among its arguments."""
+    length = len(next(lists_in((args, kwargs))).tensors)
+    return gathered([function(*taken(args, i), **taken(kwargs, i)) for i in range(length)])
+
+
+def lists_in(x: Any) -> Iterator[TensorList]:
+    """The lists of tensors among arguments."""
+    if isinstance(x, TensorList):
+        yield x
+    elif isinstance(x, tuple | list | dict):
+        for item in x.values() if isinstance(x, dict) else x:
+            yield from lists_in(item)
+
+
+def taken(x: Any, i: int) -> Any:
+    """Arguments, with the tensor at a place in the list of it."""
+    if isinstance(x, TensorList):
+        return x.tensors[i]
+    if isinstance(x, dict):
+        return {key: taken(item, i) for key, item in x.items()}
+    return type(x)(taken(item, i) for item in x) if type(x) in (tuple, list) else x
+
+
+def gathered(results: Sequence[Any]) -> Any:
+    """Results of one function for each tensor as one: a list if they are tensors, and else what they all are."""
+    first = results[0]
+    if isinstance(first, Tensor):
+        return TensorList(results)
+    if isinstance(first, tuple) and any(isinstance(item, Tensor) for item in first):
+        return type(first)(map(gathered, zip(*results, strict=True)))
+    for result in results:
+        if result != first:
+            raise TypeError(
+                f"under foreach a measure is given many tensors as one, and this differs between them ({first!r}, "
+                f"{result!r}): compute each element from itself alone, or set foreach=False"
+            )
+    return first

@@ -123,7 +123,8 @@ class CPropAdaBound(AdamFamily):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if group["base_lr"] is None:
-            group["base_lr"] = float(group["lr"])  # a number: a tensor would move with its scheduler
+            # A number: a scheduler writes into a tensor, and the step would have to read one.
+            group["base_lr"] = float(group["lr"])
 
     def _scalars(
         self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars

@@ -110,6 +110,12 @@ def check_lr(lr: Number) -> None:
     require(bool(lr >= 0.0), f"invalid lr {lr}: the learning rate must be at least 0")
 
 
+def with_scalar_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A group whose learning rate, if it is a tensor, has no dimensions: a parameter may have none to put them in."""
+    lr = group["lr"]
+    return {**group, "lr": lr.reshape(())} if isinstance(lr, Tensor) and lr.dim() else group
+
+
 def check_non_negative(**values: float) -> None:
     """Refuse hyperparameters below zero, by name."""
     for name, value in values.items():
@@ -317,7 +323,7 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if key not in COUNTERS}
 
 
-ONE: Final = torch.tensor(1.0)
+ONE: Final = torch.tensor(1.0, device="cpu")  # whatever the default device is
 
 
 def count_up(counters: list[Tensor]) -> None:
@@ -388,6 +394,7 @@ class NativeOptimizer(ConformityOptimizer):
 
     def _jobs(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Job]:
         """Allocate what is missing of the parameters' state, count the step, and gather those that march in step."""
+        group = with_scalar_lr(group)
         keys, shared = self._state_keys(group), self._shares_square(group)
         fresh = [self._prepare(p, group, keys, shared) for p in params]
         states = [self.state[p] for p in params]
