@@ -527,6 +527,26 @@ def test_adamw_decouples_its_decay_whatever_it_starts_from(adam):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("cprop_beta", "shared"), [(0.999, True), (0.99, False)])
+def test_of_a_warm_start_the_mean_begins_anew_and_a_shared_mean_square_goes_on(cprop_beta, shared):
+    params = inputs()
+    torchs = torch.optim.Adam(params, lr=0.01)
+    train(torchs, params, 100)
+    optimizer = cprop.CPropAdam(params, lr=0.01, cprop_beta=cprop_beta)
+    optimizer.load_state_dict(through_a_file(torchs.state_dict()))
+    gradients(params, 100)
+    g = params[1].grad.clone()
+    before = torchs.state[params[1]]["exp_avg_sq"].clone()
+    optimizer.step()
+    state = optimizer.state[params[1]]
+    torch.testing.assert_close(state["exp_avg_sq"], 0.999 * before + 0.001 * g * g)
+    torch.testing.assert_close(state["cprop_m"], (1 - cprop_beta) * g)
+    assert ("cprop_v" in state) == (not shared)
+    # One gradient has no variance, and so no standard error, whatever mean square stands beside it.
+    for _, scale in optimizer.scales():
+        torch.testing.assert_close(scale, torch.ones_like(scale))
+
+
 def test_native_takes_over_the_wrappers_checkpoint():
     ours, theirs = inputs(), inputs()
     wrapper = cprop.CProp(torch.optim.Adam(theirs, lr=0.01))

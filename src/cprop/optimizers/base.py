@@ -245,7 +245,8 @@ class ConformityOptimizer(Optimizer):
         """Load a ``state_dict``, keeping the dtype of the statistics.
 
         Settings that the checkpoint lacks stay as they are, so that a checkpoint of the plain
-        optimizer is a warm start: its state is taken over, and the statistics start empty.
+        optimizer is a warm start: its state is taken over, and the statistics start empty, but for a
+        mean square that is the algorithm's own and goes on.
 
         Raises:
             CheckpointError: if the checkpoint does not fit; nothing of it is loaded then.
