@@ -12,6 +12,7 @@ import pytest
 import torch
 from table import INNERS, NATIVES, TABLE, gradients, inputs, train
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cprop
 from cprop import compiled, execution
@@ -178,6 +179,38 @@ def test_capturable_keeps_counters_with_the_parameter_and_agrees():
     train(cprop.CPropAdam(theirs, lr=0.01), theirs, 100)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what reaches torch, but for views and the reading of counters."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name()
+        if not any(word in name for word in ("view", "as_strided", "promote_types", "scalar_dense", "profiler")):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_foreach_works_on_all_parameters_at_once_but_not_if_their_counters_cannot_be_read():
+    """As the documentation has it: about two dozen operations, and two a parameter; with capturable, dozens of each."""
+
+    def operations(**settings):
+        params = [torch.nn.Parameter(torch.ones(10)) for _ in range(48)]
+        optimizer = cprop.CPropAdam(params, lr=0.01, foreach=True, **settings)
+        train(optimizer, params, 1)
+        gradients(params, 1)
+        with Operations() as counted:
+            optimizer.step()
+        return counted.names
+
+    batched = operations()
+    assert sum("_foreach_" in name for name in batched) < 30
+    assert sum("_foreach_" not in name for name in batched) == 2 * 48
+    assert len(operations(capturable=True)) > 24 * 48
 
 
 @pytest.mark.parametrize("way", WAYS)

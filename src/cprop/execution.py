@@ -31,7 +31,8 @@ Row: TypeAlias = tuple[Tensor, ...]
 class Job(NamedTuple):
     """Parameters that march in step: tensors of the same names, and scalars that they share.
 
-    Most of the time all parameters of a group do, and a group is one job.
+    Most of the time all parameters of a group do, and a group is one job. Counters on a device are not
+    read, so with ``capturable`` each parameter is a job of its own.
     """
 
     names: tuple[str, ...]

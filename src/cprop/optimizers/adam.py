@@ -171,7 +171,8 @@ class CPropAdam(AdamFamily):
         maximize: maximize the objective instead of minimizing it.
         foreach: run over lists of tensors; by default, as torch would choose.
         fused: run as compiled kernels, one a parameter; compiled once, on the first step.
-        capturable: keep the step counters beside the parameters, and read no number back to the host.
+        capturable: keep the step counters beside the parameters, and read no number back to the host. That two
+            parameters are at the same step is not known then, and each is worked on by itself, with ``foreach`` too.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain Adam.
@@ -240,7 +241,8 @@ class CPropAdamW(CPropAdam):
         maximize: maximize the objective instead of minimizing it.
         foreach: run over lists of tensors; by default, as torch would choose.
         fused: run as compiled kernels, one a parameter; compiled once, on the first step.
-        capturable: keep the step counters beside the parameters, and read no number back to the host.
+        capturable: keep the step counters beside the parameters, and read no number back to the host. That two
+            parameters are at the same step is not known then, and each is worked on by itself, with ``foreach`` too.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain AdamW.
         cprop_eps: :math:`\epsilon` of the standard error.
