@@ -127,7 +127,8 @@ def _saved(share: Spread, of: str) -> str:
     words = f"saves {saved:.0%} of the {of}" if saved >= 0 else f"takes {-saved:.0%} more {of}"
     if math.isinf(share.margin):
         return words
-    return f"{words} (95 % interval {abs(saved) - share.margin:.0%} to {abs(saved) + share.margin:.0%})"
+    low, high = (round(abs(saved) + end, 2) + 0.0 for end in (-share.margin, share.margin))  # and no -0%
+    return f"{words} (95 % interval {low:.0%} to {high:.0%})"
 
 
 def generalisation(pair: Pair) -> str:
