@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LRScheduler
 
 import cprop
-from cprop import MEASURES, Measure, Moments
 from cprop.moments import PREFIX
+from cprop_lab import measures
 from cprop_lab.schedule_free import ScheduleFreeCProp
 from cprop_lab.specification import Setting, Specification
 
@@ -51,20 +51,6 @@ CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
 KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c", START: "start"}
 """Settings of CProp that experiments vary, and what figures call them."""
 EMA_DECAY: Final = 0.999
-
-
-def layer_mean(moments: Moments) -> Tensor:
-    """CProp's scale, averaged over a tensor and the same for all of its elements: a control, not a rule to use.
-
-    What it saves, CProp saves by when and in which layers it slows down; what is missing, by which parameters it slows.
-    It looks at a tensor as a whole, so it cannot be fused.
-    """
-    s = torch.as_tensor(MEASURES["normal"](moments))
-    return s.mean().expand_as(s)
-
-
-CONTROLS: Final[Mapping[str, Measure]] = {"layer_mean": layer_mean}
-"""Measures of the laboratory's own, by name."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +282,7 @@ def build(specification: Specification, params: Iterable[nn.Parameter]) -> tuple
     start = int(settings.pop(START, 0))
     of_cprop: dict[str, Any] = {key: settings.pop(key) for key in CPROP_DEFAULTS if key in settings}
     if name.cprop:
-        of_cprop["cprop_measure"] = CONTROLS.get(of_cprop["cprop_measure"], of_cprop["cprop_measure"])
+        of_cprop["cprop_measure"] = measures.OWN.get(of_cprop["cprop_measure"], of_cprop["cprop_measure"])
     recipe = name.recipe
     if not name.cprop:
         optimizer = recipe.plain(params, lr=specification.lr, **settings)

@@ -22,8 +22,8 @@ NAMES = [
 def test_all_are_there():
     selections = [f"lr-selection-{workload}" for workload in workloads.WORKLOADS]
     scoreboards = ["scoreboard-fmnist-fc", "scoreboard-fmnist-cnn", "scoreboard-ptb-lstm"]
-    beyond = ["horizon", "overconfidence-lstm", "layer-mean", "late-start", "late-start-lstm", "smaller-rates"]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, *scoreboards]
+    beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cprop_lab import optimizers, training
+from cprop import Moments
+from cprop_lab import measures, optimizers, training
 from cprop_lab.optimizers import eager
 from cprop_lab.results import BINS, Store, identify
 from cprop_lab.specification import Specification
@@ -27,6 +28,7 @@ SET = [
     ("cprop-lion", {"cprop_start": 40}),  # and after it
     ("cprop-adam+cosine", {"cprop_start": 40}),
     ("cprop-sgd", {"cprop_measure": "layer_mean"}),
+    ("cprop-adam", {"cprop_measure": "square_of_s"}),
 ]
 
 
@@ -220,6 +222,12 @@ def test_a_layers_mean_is_the_same_for_all_of_its_parameters():
     scales = [scale for _, scale in run.optimizer.scales()]
     assert all(scale.unique().numel() == 1 and 0 < scale.flatten()[0] < 1 for scale in scales)
     assert len({scale.flatten()[0].item() for scale in scales}) > 1
+
+
+@pytest.mark.parametrize(("measure", "power"), [("root_of_s", 0.5), ("square_of_s", 2), ("fourth_power_of_s", 4)])
+def test_a_shape_is_a_power_of_the_usual_scale(measure, power):
+    moments = Moments.of(torch.linspace(-3, 3, 50), torch.full((50,), 10.0), n=5.0, eps=1e-8)
+    torch.testing.assert_close(measures.OWN[measure](moments), measures.conformity(moments) ** power)
 
 
 def test_cautious_adamw_is_adamw_with_the_mask():

@@ -213,7 +213,7 @@ def _both(workload: str, *bases: str, **details: Any) -> list[Variant]:
     return [Variant(workload, prefix + base, **details) for base in bases for prefix in ("", "cprop-")]
 
 
-def _varied(workload: str, *bases: str, **settings: Sequence[float]) -> list[Variant]:
+def _varied(workload: str, *bases: str, **settings: Sequence[Setting]) -> list[Variant]:
     """Each optimizer without CProp, and with it at each of a setting's values."""
     ((setting, values),) = settings.items()
     return [
@@ -230,6 +230,7 @@ PAPERS_FIVE: Final = ("sgd", "adam", "rmsprop", "amsgrad", "adabound")
 OVERCONFIDENCE: Final = (1.0, 3.0, 5.0, 10.0)
 HORIZONS: Final = (0.9, 0.99, 0.999, 0.9999)
 STARTS: Final = (0, 100)
+SHAPES: Final = ("root_of_s", "normal", "square_of_s", "fourth_power_of_s")
 # "We start from c = 1, multiplicatively increase it by 3 until it gets worse": it chose 27, so one beyond.
 ALTERNATIVE_OVERCONFIDENCE: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
 
@@ -390,6 +391,13 @@ _BEYOND: Final = (
                 Variant("fmnist-fc", f"cprop-{base}", settings={"cprop_measure": "layer_mean", "fused": False}),
             ]
         ],
+    ),
+    Experiment(
+        "shape",
+        "Powers of CProp's scale (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: should the scale tell parameters apart more sharply, or less?",
+        _varied("fmnist-fc", "sgd", "adam", cprop_measure=SHAPES),
     ),
     Experiment(
         "late-start",
