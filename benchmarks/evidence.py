@@ -138,6 +138,29 @@ def head(name: str, rows: int = 6) -> str:
     )
 
 
+def equally_far(names: Iterable[str]) -> str:
+    """What experiments came to on test data where CProp has the training loss at which the plain optimizer ends."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        for label, pair in pairs(kept()[name].runs).items():
+            metric = judged_by(pair.plain)
+            times, unit = (100, " %") if metric == "accuracy" else (1, "")
+            losses, metrics = pair.there("test_loss"), pair.there(metric)
+            lower = sum(ours < theirs for theirs, ours in losses)
+            row = [
+                f"`{name}`",
+                label,
+                *(shown(both[i] for both in losses) for i in (0, 1)),
+                *(shown((times * both[i] for both in metrics), unit) for i in (0, 1)),
+                f"{lower} of {len(losses)}" if losses else "not reached",
+            ]
+            # Experiments share runs: each pair stands where it comes first.
+            rows.setdefault(tuple(run.identity for run in pair.scaled), row)
+    kinds = ("test loss", "accuracy or perplexity")
+    headings = [f"{kind}, {which}" for kind in kinds for which in ("without", "with CProp")]
+    return table(["experiment", "", *headings, "seeds with a lower test loss"], rows.values())
+
+
 def _made(experiment: Kept) -> str:
     """How an experiment was made, in a line."""
     about, runs, _ = experiment
@@ -175,9 +198,10 @@ def fact(experiment: str, name: str, what: str) -> str:
         experiment: its name.
         name: of the optimizer, as tables have it.
         what: ``"iterations"`` for the part that CProp needs of the plain optimizer's; ``"lr"``; a column of the curves
-            for its end; ``"near zero"`` for the parameters whose scale ends in the histogram's lowest bin; on a
-            scoreboard ``"place"``, ``"cost"`` for the time of a step against Adam's, or ``"iterations 1"``,
-            ``"seconds 2"`` and the like to a target.
+            for its end; ``"test_loss there"`` and the like for where CProp comes to the plain one's last training loss;
+            ``"near zero"`` for the parameters whose scale ends in the histogram's lowest bin; on a scoreboard
+            ``"place"``, ``"cost"`` for the time of a step against Adam's, or ``"iterations 1"``, ``"seconds 2"`` and
+            the like to a target.
 
     Raises:
         KeyError: if there is no such number.
@@ -194,6 +218,9 @@ def fact(experiment: str, name: str, what: str) -> str:
             return scoreboard.part_in_words(entries[name], int(target) - 1, of)
     if what == "iterations":
         return outcome(pairs(found.runs)[name], "iterations")
+    column, _, there = what.partition(" ")
+    if there == "there":
+        return shown([ours for _, ours in pairs(found.runs)[name].there(column)])
     runs = [run for run in found.runs if named(run) == name]
     if not runs:
         raise KeyError(f"{experiment} has no {name}: it has {', '.join(dict.fromkeys(map(named, found.runs)))}")

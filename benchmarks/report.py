@@ -244,6 +244,9 @@ def cell_states() -> str:
     return f"{table(headings, rows)}\n\n*{how}; {made}*"
 
 
+COMPARED = ("fmnist-fc", "fmnist-cnn", "dropout", "cifar100-vgg", "ptb-lstm", "shape")
+"""Experiments whose test losses are compared at the same training loss."""
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "claims": claims,
     "step": step,
@@ -258,6 +261,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "programme": programme,
     "monitor": monitor,
     "cell states": cell_states,
+    "equally far": lambda: evidence.equally_far(COMPARED),
     "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc"),
 }
 

@@ -22,6 +22,7 @@ from cprop_lab.specification import Specification
 __all__ = [
     "Pair",
     "Spread",
+    "at",
     "by_seed",
     "ended",
     "outcome",
@@ -112,6 +113,11 @@ def reached(run: Run, target: float) -> float | None:
     return float(steps[first] + part * (steps[last] - steps[first]))
 
 
+def at(run: Run, iteration: float, column: str) -> float:
+    """What a curve, averaged as the training loss is, comes to at an iteration, between two rows where need be."""
+    return float(np.interp(iteration, run.column("step"), smoothed(run, column)))
+
+
 def seconds_a_step(run: Run) -> float:
     """The median over a run's stretches between evaluations: what disturbs some of them does not change it."""
     return float(np.median(np.diff(run.column("seconds")) / np.diff(run.column("step"))))
@@ -151,6 +157,18 @@ class Pair:
     def shares(self, of: str) -> list[float]:
         """The part of the plain run's iterations or seconds that CProp needs, by seed; infinite if it is not enough."""
         return [ours / theirs for theirs, ours in self.times(of)]
+
+    def there(self, column: str) -> list[tuple[float, float]]:
+        """By seed, what else the plain and the scaled run have come to at the target, if both get there.
+
+        At the end of their runs the one with CProp has been trained further: here they are equally far.
+        """
+        arrivals = zip(self.learned, self.times("iterations"), strict=True)
+        return [
+            (at(plain, theirs, column), at(scaled, ours, column))
+            for (plain, scaled, _), (theirs, ours) in arrivals
+            if math.isfinite(ours)
+        ]
 
 
 def outcome(pair: Pair, of: str) -> str:

@@ -62,6 +62,15 @@ def test_what_is_saved(make):
     assert one.shares("seconds") == [1.0]  # half the iterations, each twice as long
 
 
+def test_what_it_has_come_to_where_both_are_equally_far(make):
+    one = pair(make, [[9, 9, 9, 6, 3], [9, 9, 9, 6, 3]], [[12, 7, 3, 3, 3], [9, 9, 9, 9, 9]])
+    # The training loss of 6 is passed half-way between 22 / 3 and 13 / 3; in these tests a test loss is one more.
+    iteration = 200 + 100 * (22 / 3 - 6) / 3
+    assert one.times("iterations")[0] == (400, pytest.approx(iteration))
+    assert one.there("test_loss") == [(7, pytest.approx(7))]  # the second seed never gets there
+    assert one.there("seconds") == [(3, pytest.approx(0.02 * (iteration - 100)))]  # averaged with the two rows before
+
+
 def test_seeds_that_did_not_learn_are_left_out(make):
     plain = [make(PLAIN, [9, 99], status="diverged"), make(PLAIN.but(seed=1), [3, 9, 9, 9])]
     plain.append(make(PLAIN.but(seed=2), [9, 9, 9, 6, 3]))
