@@ -122,7 +122,8 @@ def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
 
 def _entitle(figure: Figure, title: str) -> None:
     if title:
-        figure.suptitle("\n".join(textwrap.wrap(title, 90)), fontsize=11)
+        # About ten letters of this size fit an inch.
+        figure.suptitle("\n".join(textwrap.wrap(title, int(10 * figure.get_figwidth()))), fontsize=11)
 
 
 def _legend(
