@@ -23,7 +23,7 @@ from cprop_lab.learning_rate import final_loss
 from cprop_lab.report import draw, scores
 from cprop_lab.results import BINS, Run, Store
 from cprop_lab.specification import Specification
-from cprop_lab.targets import ended, facet, outcome, pairs, shown
+from cprop_lab.targets import as_measured, ended, facet, outcome, pairs, shown
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "evidence"
@@ -143,15 +143,13 @@ def equally_far(names: Iterable[str]) -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         for label, pair in pairs(kept()[name].runs).items():
-            metric = judged_by(pair.plain)
-            times, unit = (100, " %") if metric == "accuracy" else (1, "")
-            losses, metrics = pair.there("test_loss"), pair.there(metric)
+            there = {column: pair.there(column) for column in ("test_loss", judged_by(pair.plain))}
+            losses = there["test_loss"]
             lower = sum(ours < theirs for theirs, ours in losses)
             row = [
                 f"`{name}`",
                 label,
-                *(shown(both[i] for both in losses) for i in (0, 1)),
-                *(shown((times * both[i] for both in metrics), unit) for i in (0, 1)),
+                *(as_measured((both[i] for both in seeds), column) for column, seeds in there.items() for i in (0, 1)),
                 f"{lower} of {len(losses)}" if losses else "not reached",
             ]
             # Experiments share runs: each pair stands where it comes first.
@@ -220,7 +218,7 @@ def fact(experiment: str, name: str, what: str) -> str:
         return outcome(pairs(found.runs)[name], "iterations")
     column, _, there = what.partition(" ")
     if there == "there":
-        return shown([ours for _, ours in pairs(found.runs)[name].there(column)])
+        return as_measured((ours for _, ours in pairs(found.runs)[name].there(column)), column)
     runs = [run for run in found.runs if named(run) == name]
     if not runs:
         raise KeyError(f"{experiment} has no {name}: it has {', '.join(dict.fromkeys(map(named, found.runs)))}")

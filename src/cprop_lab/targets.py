@@ -22,6 +22,7 @@ from cprop_lab.specification import Specification
 __all__ = [
     "Pair",
     "Spread",
+    "as_measured",
     "at",
     "by_seed",
     "ended",
@@ -95,9 +96,13 @@ def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
 
 def ended(runs: Iterable[Run], column: str, nothing: str = "diverged") -> str:
     """What a curve ends with, over seeds; runs that diverged are left out."""
+    return as_measured((float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"), column, nothing)
+
+
+def as_measured(values: Iterable[float], column: str, nothing: str = NOTHING) -> str:
+    """Values of a curve, over seeds, in the unit that people know them by."""
     times, unit = (100, " %") if column == "accuracy" else (1, "")
-    values = [times * float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"]
-    return shown(values, unit, nothing)
+    return shown((times * value for value in values), unit, nothing)
 
 
 def reached(run: Run, target: float) -> float | None:

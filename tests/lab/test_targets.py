@@ -64,7 +64,7 @@ def test_what_is_saved(make):
 
 def test_what_it_has_come_to_where_both_are_equally_far(make):
     one = pair(make, [[9, 9, 9, 6, 3], [9, 9, 9, 6, 3]], [[12, 7, 3, 3, 3], [9, 9, 9, 9, 9]])
-    # The training loss of 6 is passed half-way between 22 / 3 and 13 / 3; in these tests a test loss is one more.
+    # The training loss of 6 is passed between 22 / 3 and 13 / 3; in these tests a test loss is one more.
     iteration = 200 + 100 * (22 / 3 - 6) / 3
     assert one.times("iterations")[0] == (400, pytest.approx(iteration))
     assert one.there("test_loss") == [(7, pytest.approx(7))]  # the second seed never gets there
