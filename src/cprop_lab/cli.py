@@ -203,6 +203,7 @@ def run(
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
     """Draw an experiment's figures, and print its table: times to target, or scores."""
     from cprop_lab import figures, scoreboard
+    from cprop_lab.console import fitting
     from cprop_lab.report import draw, scores
     from cprop_lab.targets import pairs
 
@@ -216,11 +217,8 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
         figures.save(figure, path)
         console.print(f"Drawn: {path}", highlight=False, soft_wrap=True)
     if entries := scores(about, runs, timings):
-        heads, rows = scoreboard.table(entries)
-        table = Table(*heads, box=None)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        for table in fitting(console, *scoreboard.table(entries)):
+            console.print(table)
     elif found := pairs(runs):
         _print_targets(found)
 

@@ -2,21 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cprop_lab import optimizers
 from cprop_lab.progress import Progress
 from cprop_lab.results import Row
 from cprop_lab.specification import Specification
+from cprop_lab.targets import facet
 
-__all__ = ["LiveTable"]
+__all__ = ["LiveTable", "fitting"]
+
+BETWEEN: Final = 2
+"""Blanks that rich puts around a column's text in a table without a box."""
+
+
+def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Table]:
+    """A table, or several with the same first column where the terminal is too narrow for all words of one.
+
+    Example:
+        >>> for width in (40, 12):
+        ...     tables = fitting(Console(width=width), ["", "ducks", "geese"], [["pond", "1", "2"]])
+        ...     print([[column.header for column in table.columns] for table in tables])
+        [['', 'ducks', 'geese']]
+        [['', 'ducks'], ['', 'geese']]
+    """
+
+    def width(i: int) -> int:
+        cells = (heads[i], *(row[i] for row in rows))
+        # The first column's names stay whole, and so does "1.2 ± 0.3 %".
+        return max(len(piece) for cell in cells for piece in (re.split(r"(?<!±) (?![±%])", cell) if i else [cell]))
+
+    # Left to itself, rich shortens all columns alike, and cuts words that had their place.
+    widths = [width(i) for i in range(len(heads))]
+
+    def table(columns: Iterable[int]) -> Table:
+        made = Table(*(Column(heads[i], width=widths[i]) for i in columns), box=None)
+        for row in rows:
+            made.add_row(*(row[i] for i in columns))
+        return made
+
+    columns = [0]
+    for i in range(1, len(heads)):
+        if len(columns) > 1 and sum(widths[j] + BETWEEN for j in (*columns, i)) > console.width:
+            yield table(columns)
+            columns = [0]
+        columns.append(i)
+    yield table(columns)
+
+
+def setting(specification: Specification) -> str:
+    """What a run trains: its workload, and how that differs from the usual one."""
+    return specification.workload + facet(specification)
 
 
 class LiveTable(Progress):
@@ -56,7 +101,7 @@ class LiveTable(Progress):
         for specification, row in self.rows.items():
             pace = 1000 * row["seconds"] / row["step"] if row["step"] and row["seconds"] else float("nan")
             table.add_row(
-                specification.workload,
+                setting(specification),
                 optimizers.label(specification),
                 f"{specification.lr:g}",
                 str(specification.seed),
@@ -84,7 +129,7 @@ class LiveTable(Progress):
         if self.live is None and row is not None:
             task = self.bar.tasks[0]
             self.console.print(
-                f"[{task.completed:.0f}/{task.total:.0f}] {specification.workload} {optimizers.label(specification)} "
+                f"[{task.completed:.0f}/{task.total:.0f}] {setting(specification)} {optimizers.label(specification)} "
                 f"lr {specification.lr:g} seed {specification.seed}: training loss {row['train_loss']:.4f}",
                 markup=False,
             )
@@ -93,7 +138,7 @@ class LiveTable(Progress):
     def failed(self, specification: Specification, error: str) -> None:
         """Say what went wrong."""
         self.console.print(
-            f"{specification.workload} {optimizers.label(specification)} seed {specification.seed} failed: {error}",
+            f"{setting(specification)} {optimizers.label(specification)} seed {specification.seed} failed: {error}",
             style="red",
             markup=False,
         )
