@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cprop_lab.experiments import Experiment, Preset
@@ -49,14 +48,11 @@ class Cost:
 
 @cache
 def flops(specification: Specification) -> tuple[float, float]:
-    """Operations of one step, and of looking at one example (for a text: at one window), counted as they are done.
-
-    An LSTM is taken apart into matrix products for this: the counter does not see inside the fused one.
-    """
+    """Operations of one step, and of looking at one example (for a text: at one window), counted as they are done."""
     training = Training(specification.but(examples=1))
     counted = []
     for do in (lambda: training.advance(1), training.evaluate):
-        with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter:
             do()
         counted.append(float(counter.get_total_flops()))
     step, evaluation = counted

@@ -22,6 +22,7 @@ from cprop_lab.models import (
     vgg16,
 )
 from cprop_lab.models.layers import Convolution
+from cprop_lab.models.lstm import LSTM
 from cprop_lab.models.resnet import Residual
 
 
@@ -257,6 +258,42 @@ def seen_by_lstms(model, tokens):
     for hook in hooks:
         hook.remove()
     return output, inputs, weights
+
+
+def lstm_and_input(dtype=torch.float32):
+    torch.manual_seed(0)
+    return LSTM(5, 7).to(dtype), [torch.randn(*size, dtype=dtype) for size in ((6, 3, 5), (1, 3, 7), (1, 3, 7))]
+
+
+def run_lstm(forward, lstm, inputs):
+    """Outputs and last state, and the gradients of all that goes in."""
+    inputs = [tensor.clone().requires_grad_() for tensor in inputs]
+    x, *state = inputs
+    y, last = forward(lstm, x, tuple(state))
+    weights = [torch.linspace(-1, 1, part.numel()).view_as(part) for part in (y, *last)]
+    loss = sum((part.float() * weight).sum() for part, weight in zip((y, *last), weights, strict=True))
+    return [y, *last, *torch.autograd.grad(loss, [*inputs, *lstm.parameters()])]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.03)])
+def test_the_lstm_is_torchs(precision, tolerance):
+    lstm, inputs = lstm_and_input()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        ours, torchs = (run_lstm(forward, lstm, inputs) for forward in (LSTM.forward, nn.LSTM.forward))
+    assert ours[0].dtype == torchs[0].dtype
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=tolerance * other.abs().max().item())
+
+
+def test_the_gradients_of_the_lstm():
+    lstm, (x, *state) = lstm_and_input(torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in (x, *state)]
+
+    def run(x, hidden, cell, *_):
+        y, last = lstm(x, (hidden, cell))
+        return y, *last
+
+    assert torch.autograd.gradcheck(run, (*leaves, *lstm.parameters()))
 
 
 def test_the_language_model_is_the_papers():

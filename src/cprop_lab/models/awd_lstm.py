@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from cprop_lab.models.lstm import LSTM
+
 __all__ = ["AWDLSTM", "Dropouts", "Output", "regularisation"]
 
 EMBEDDING_RANGE: Final = 0.1
@@ -126,7 +128,7 @@ class AWDLSTM(nn.Module):
         # The paper says "400, 1150, 400 units" for three layers: AWD-LSTM's are 400 to 1150 to 1150 to 400.
         self.sizes = (*[units] * (layers - 1), embedding)
         # One LSTM a layer: torch's LSTM of many layers has no variational dropout between them.
-        self.lstms = nn.ModuleList(nn.LSTM(inputs, outputs) for inputs, outputs in pairwise((embedding, *self.sizes)))
+        self.lstms = nn.ModuleList(LSTM(inputs, outputs) for inputs, outputs in pairwise((embedding, *self.sizes)))
         self.output_bias = nn.Parameter(torch.zeros(words))
         for name, size in self._state_sizes().items():
             self.register_buffer(name, self._zeros(0, size))
