@@ -244,7 +244,7 @@ def cell_states() -> str:
     return f"{table(headings, rows)}\n\n*{how}; {made}*"
 
 
-COMPARED = ("fmnist-fc", "fmnist-cnn", "dropout", "cifar100-vgg", "ptb-lstm", "shape")
+COMPARED = ("fmnist-fc", "fmnist-cnn", "dropout", "cifar100-vgg", "ptb-lstm", "ptb-lstm-dropout", "shape")
 """Experiments whose test losses are compared at the same training loss."""
 
 SECTIONS: dict[str, Callable[[], str]] = {
