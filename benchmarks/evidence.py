@@ -74,15 +74,16 @@ def section(name: str) -> str:
 def _pairs(experiment: Kept) -> str:
     """Each optimizer without and with CProp: iterations to target, and where both end."""
     found = pairs(experiment.runs)
-    column = judged_by(experiment.runs)
+    judges = {name: judged_by(pair.plain) for name, pair in found.items()}  # workloads may differ in theirs
+    judged = " or ".join(dict.fromkeys(WORDS[column] for column in judges.values()))
     headings = ["", "learning rate", "iterations with CProp, as a part"]
-    headings += [f"{WORDS[c]}, {which}" for c in ("train_loss", column) for which in ("without", "with CProp")]
+    headings += [f"{words}, {which}" for words in (WORDS["train_loss"], judged) for which in ("without", "with CProp")]
     rows = [
         [
             name,
             f"{pair.plain[0].specification.lr:g}",
             outcome(pair, "iterations"),
-            *(ended(runs, c) for c in ("train_loss", column) for runs in (pair.plain, pair.scaled)),
+            *(ended(runs, c) for c in ("train_loss", judges[name]) for runs in (pair.plain, pair.scaled)),
         ]
         for name, pair in found.items()
     ]

@@ -244,7 +244,27 @@ def cell_states() -> str:
     return f"{table(headings, rows)}\n\n*{how}; {made}*"
 
 
-COMPARED = ("fmnist-fc", "fmnist-cnn", "dropout", "cifar100-vgg", "ptb-lstm", "ptb-lstm-dropout", "shape")
+def lstm() -> str:
+    """The laboratory's LSTM against torch's."""
+    measured = results("lstm")
+    float32, bfloat16 = (measured["ms"][precision] for precision in ("float32", "bfloat16"))
+    return (
+        f"The three LSTM layers of AWD-LSTM take {bfloat16['laboratory']:.0f} ms forward and backward under bfloat16 "
+        f"autocast, torch's {bfloat16['torch']:.0f}; in float32 {float32['laboratory']:.0f} and {float32['torch']:.0f} "
+        f"({measured['time']} x {measured['batch']} words, threads: {measured['threads']}, torch {measured['torch']})."
+    )
+
+
+COMPARED = (
+    "fmnist-fc",
+    "fmnist-cnn",
+    "dropout",
+    "cifar100-vgg",
+    "cifar100-resnet",
+    "ptb-lstm",
+    "ptb-lstm-dropout",
+    "shape",
+)
 """Experiments whose test losses are compared at the same training loss."""
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -255,6 +275,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "formats": formats,
     "time to target": time_to_target,
     "preemption": preemption,
+    "lstm": lstm,
     "cost by bytes": cost_by_bytes,
     "cost at scale": cost_at_scale,
     "engine": engine,

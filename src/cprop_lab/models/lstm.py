@@ -32,9 +32,8 @@ class LSTM(nn.LSTM):
         (torch.Size([35, 4, 16]), torch.Size([1, 4, 16]), torch.Size([1, 4, 16]))
     """
 
-    # torch leaves a CPU's LSTM to oneDNN, and oneDNN's backward pass to its reference implementation, in float32 and in
-    # bfloat16 alike. The three layers of AWD-LSTM took it 1.6 s, forward and backward, and take 0.7 s here (35 x 40
-    # words, bfloat16 with AMX, one core beside a busy one, torch 2.13.0).
+    # torch leaves a CPU's LSTM to oneDNN, and oneDNN its backward pass to a reference implementation, in float32 and in
+    # bfloat16 alike: `python -m benchmarks.lstm` has the times of both.
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
