@@ -170,7 +170,8 @@ def _made(experiment: Kept) -> str:
     def numbers(of: Callable[[Specification], int]) -> str:
         return ", ".join(f"{n:,}" for n in sorted({of(run.specification) for run in runs}))
 
-    looked_at = "windows" if judged_by(runs) == "perplexity" else "examples"
+    kinds = ("windows" if judged_by([run]) == "perplexity" else "examples" for run in runs)
+    looked_at = " or ".join(dict.fromkeys(kinds))  # of images, or of a text
     precisions = ", ".join(sorted({run.specification.precision for run in runs}))
     reduced = ": shorter than the paper's programme" * bool(about["reduced"])
     return (

@@ -1,4 +1,4 @@
-"""What a person at the keyboard sees while runs go on."""
+"""What a person at the keyboard sees: how far runs are, and tables that fit the terminal."""
 
 from __future__ import annotations
 
