@@ -179,7 +179,9 @@ def timing(specification: Specification, iterations: int) -> Specification:
     nothing else is going on.
     """
     every = max(1, iterations // 10)
-    return specification.but(iterations=max(10, iterations), evaluate_every=every, examples=100)
+    # Evaluations only part the run into stretches, and an example of a text is a window: a hundred take minutes.
+    few = max(1, min(100, specification.examples // 20))
+    return specification.but(iterations=max(10, iterations), evaluate_every=every, examples=few)
 
 
 def settings(optimizer: str) -> dict[str, float]:
