@@ -94,6 +94,8 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
     with started(tmp_path) as driver:
         wait_for(lambda: list(checkpoints.glob("[!.]*.pt")) if checkpoints.exists() else [], 180, driver)
         victim = wait_for(lambda: trial_processes(driver.pid), 10, driver)[0]
+        # glibc reads its settings when a process starts: later ones would do nothing.
+        assert b"MALLOC_MMAP_THRESHOLD_=" in Path(f"/proc/{victim}/environ").read_bytes()
         os.kill(victim, signal.SIGKILL)
         # Tune starts it again, and it goes on: wait for a sign of that before the next blow.
         wait_for(lambda: victim not in (alive := trial_processes(driver.pid)) and alive, 60, driver)
