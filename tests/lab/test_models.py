@@ -285,6 +285,20 @@ def test_the_lstm_is_torchs(precision, tolerance):
         torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=tolerance * other.abs().max().item())
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.03)])
+def test_an_evaluation_carries_the_same_state_from_window_to_window(precision, tolerance):
+    model, windows = small(Dropouts.none()).eval(), torch.randint(0, 50, (4, 9, 3))
+    found = []
+    for grad in (True, False):  # ours, and torch's
+        with torch.set_grad_enabled(grad), model.fresh(3), torch.autocast("cpu", enabled=precision == "bfloat16"):
+            found.append(
+                [[model(window).logits, *(part for state in model.carry() for part in state)] for window in windows]
+            )
+    for ours, torchs in zip(*found, strict=True):
+        for one, other in zip(ours, torchs, strict=True):
+            torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=tolerance * other.abs().max().item())
+
+
 def test_the_gradients_of_the_lstm():
     lstm, (x, *state) = lstm_and_input(torch.float64)
     leaves = [tensor.requires_grad_() for tensor in (x, *state)]

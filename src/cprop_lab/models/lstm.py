@@ -13,7 +13,7 @@ __all__ = ["LSTM"]
 
 
 class LSTM(nn.LSTM):
-    r"""One layer of torch's LSTM, its parameters and all; on a CPU its time is that of its matrix products.
+    r"""One layer of torch's LSTM, its parameters and all; on a CPU it trains in the time of its matrix products.
 
     .. math::
         i, f, o = \sigma(W_{ifo} x_t + U_{ifo} h_{t-1} + b_{ifo}), \quad
@@ -33,7 +33,7 @@ class LSTM(nn.LSTM):
     """
 
     # torch leaves a CPU's LSTM to oneDNN, and oneDNN its backward pass to a reference implementation, in float32 and in
-    # bfloat16 alike: `python -m benchmarks.lstm` has the times of both.
+    # bfloat16 alike: `python -m benchmarks.lstm` has the times of both. Its forward pass is good, and evaluates.
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
@@ -45,7 +45,7 @@ class LSTM(nn.LSTM):
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # type: ignore[override]
         """Run over ``x[time, batch, feature]`` from a state on; gives the outputs, and the state after them."""
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or not torch.is_grad_enabled():
             y, after = super().forward(x, state)
             return y, after
         hidden, cell = (tensor.squeeze(0) for tensor in state)
