@@ -275,19 +275,25 @@ def run_lstm(forward, lstm, inputs):
     return [y, *last, *torch.autograd.grad(loss, [*inputs, *lstm.parameters()])]
 
 
+def assert_close_to_the_largest(ours, torchs, tolerance):
+    """Tensors by tensors, to a part of the largest element of each."""
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=tolerance * other.abs().max().item())
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.03)])
 def test_the_lstm_is_torchs(precision, tolerance):
     lstm, inputs = lstm_and_input()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         ours, torchs = (run_lstm(forward, lstm, inputs) for forward in (LSTM.forward, nn.LSTM.forward))
     assert ours[0].dtype == torchs[0].dtype
-    for one, other in zip(ours, torchs, strict=True):
-        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=tolerance * other.abs().max().item())
+    assert_close_to_the_largest(ours, torchs, tolerance)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.03)])
 def test_an_evaluation_carries_the_same_state_from_window_to_window(precision, tolerance):
-    model, windows = small(Dropouts.none()).eval(), torch.randint(0, 50, (4, 9, 3))
+    torch.manual_seed(0)
+    model, windows = small(Dropouts.none()).eval(), torch.randint(0, 60, (4, 9, 3))
     found = []
     for grad in (True, False):  # ours, and torch's
         with torch.set_grad_enabled(grad), model.fresh(3), torch.autocast("cpu", enabled=precision == "bfloat16"):
@@ -295,8 +301,7 @@ def test_an_evaluation_carries_the_same_state_from_window_to_window(precision, t
                 [[model(window).logits, *(part for state in model.carry() for part in state)] for window in windows]
             )
     for ours, torchs in zip(*found, strict=True):
-        for one, other in zip(ours, torchs, strict=True):
-            torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=tolerance * other.abs().max().item())
+        assert_close_to_the_largest(ours, torchs, tolerance)
 
 
 def test_the_gradients_of_the_lstm():
