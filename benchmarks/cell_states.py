@@ -4,7 +4,8 @@ The language model without dropout, at the learning rate that was selected for A
 from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
 and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp
 around it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, a shorter horizon, a start
-without it, more confidence, more digits.
+without it, more confidence, more digits. And with others, at the learning rates that the scoreboard selected for them:
+whether it is CProp alone that leads there.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ class Case(NamedTuple):
         settings: of it.
         warm_up: steps over which the learning rate grows to its value.
         precision: of the network, as the laboratory names it.
+        lr: learning rate.
     """
 
     optimizer: str
     settings: Mapping[str, float] = {}
     warm_up: int = 0
     precision: Precision = PRECISION
+    lr: float = LR
 
 
 CASES: Final = {
@@ -63,13 +66,18 @@ CASES: Final = {
     "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
     "Adam, float32": Case("adam", precision="float32"),
     "CProp(Adam), float32": Case("cprop-adam", precision="float32"),
+    "SGD, lr = 30": Case("sgd", lr=30.0),
+    "CProp(SGD), lr = 30": Case("cprop-sgd", lr=30.0),
+    "AdaBelief, lr = 0.003": Case("adabelief", lr=3e-3),
+    "Lion, lr = 0.0001": Case("lion", lr=1e-4),
+    "Prodigy, lr = 3": Case("prodigy", lr=3.0),
 }
 
 
 def look(case: Case, seed: int) -> list[dict[str, Any]]:
     """Train, and look at the marks: the loss and the mean scale; by layer, the cell states and the last gradient."""
     settings = dict(case.settings)
-    run = Specification("ptb-lstm", case.optimizer, LR, seed=seed, settings=settings, examples=5)
+    run = Specification("ptb-lstm", case.optimizer, case.lr, seed=seed, settings=settings, examples=5)
     training = Training(run.but(precision=case.precision))
     assert isinstance(training.model, AWDLSTM)
     if case.warm_up:

@@ -239,7 +239,7 @@ def cell_states() -> str:
         *(f"{what}, step {steps[-1]}" for what in ("weakest layer's gradient", "mean scale", "training loss")),
     ]
     how = "`python -m benchmarks.cell_states`; cell states where they are largest; gradients' root mean square"
-    made = f"learning rate {found['lr']:g}; {found['precision']} but where another is named; "
+    made = f"learning rate {found['lr']:g} and {found['precision']} but where another is named; "
     made += f"commit {', '.join(found['commits'])}"
     return f"{table(headings, rows)}\n\n*{how}; {made}*"
 
