@@ -81,7 +81,7 @@ STYLE: Final[Mapping[str, Any]] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "legend.title_fontsize": 8,
-    "legend.handlelength": 1.8,
+    "legend.handlelength": 2.6,  # in which dashes are seen beside a marker
     "legend.columnspacing": 1.3,
     "lines.linewidth": 1.5,
     "text.parse_math": False,  # names come from users: a dollar sign is one
@@ -142,7 +142,7 @@ def _legend(
 
     def fits(columns: int) -> bool:
         # An estimate of what letters and handles take, in inches.
-        widths = [0.48 + 0.068 * max(map(len, part)) for part in np.array_split(labels, columns)]
+        widths = [0.58 + 0.068 * max(map(len, part)) for part in np.array_split(labels, columns)]
         return sum(widths) <= float(width)
 
     def keeps_together(columns: int) -> bool:

@@ -65,7 +65,8 @@ def kin(specification: Specification) -> Kin:
     """Whom a run belongs to."""
     name = optimizers.parse(specification.optimizer)
     measure = str(specification.settings.get("cprop_measure", "normal"))
-    return Kin(Family(name.base, name.cosine, name.ema, measure), name.cprop)
+    scaled = name.recipe.scales
+    return Kin(Family(scaled or name.base, name.cosine, name.ema, measure), name.cprop or bool(scaled))
 
 
 def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:

@@ -65,6 +65,7 @@ class Recipe:
         guess: where the search for the learning rate begins.
         alone: whether CProp cannot be put around it: it keeps other weights for training than for evaluation, and
             CProp would scale the way between them.
+        scales: the optimizer whose steps this one scales by CProp in a rule of its own, if it does.
     """
 
     title: str
@@ -73,6 +74,7 @@ class Recipe:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     guess: float = 1e-3
     alone: bool = False
+    scales: str = ""
 
 
 def _betas(build: Build) -> Build:
@@ -136,6 +138,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         settings={**ADAM, "c": 4.0},
         guess=3e-3,
         alone=True,
+        scales="schedule-free-adamw",
     ),
     # AdEMAMix without its slow average is AdamW (a test holds it to that), and the package applies caution to it.
     "cautious-adamw": Recipe(
