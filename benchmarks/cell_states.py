@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LinearLR
 from cprop_lab.experiments.presets import REDUCED
 from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
+from cprop_lab.optimizers import label
 from cprop_lab.specification import Precision, Specification
 from cprop_lab.training import Training, commit
 from cprop_lab.workloads.data import ENVIRONMENT
@@ -36,6 +37,8 @@ WARM_UP: Final = 100
 WATCHING: Final = 100
 LR: Final = rate("ptb-lstm", "adam")
 PRECISION: Final = REDUCED.lengths["ptb-lstm"].precision
+OTHERS: Final = {"sgd": 30.0, "cprop-sgd": 30.0, "adabelief": 3e-3, "lion": 1e-4, "prodigy": 3.0}
+"""Learning rates as the scoreboard selected them, which a test compares."""
 
 
 class Case(NamedTuple):
@@ -66,11 +69,10 @@ CASES: Final = {
     "CProp(Adam), c = 3": Case("cprop-adam", {"cprop_c": 3.0}),
     "Adam, float32": Case("adam", precision="float32"),
     "CProp(Adam), float32": Case("cprop-adam", precision="float32"),
-    "SGD, lr = 30": Case("sgd", lr=30.0),
-    "CProp(SGD), lr = 30": Case("cprop-sgd", lr=30.0),
-    "AdaBelief, lr = 0.003": Case("adabelief", lr=3e-3),
-    "Lion, lr = 0.0001": Case("lion", lr=1e-4),
-    "Prodigy, lr = 3": Case("prodigy", lr=3.0),
+    **{
+        f"{label(Specification('ptb-lstm', optimizer, lr))}, lr = {lr:g}": Case(optimizer, lr=lr)
+        for optimizer, lr in OTHERS.items()
+    },
 }
 
 

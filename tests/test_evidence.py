@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from benchmarks import evidence, report
+from benchmarks import cell_states, evidence, report
 from PIL import Image
 
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
@@ -44,6 +44,13 @@ def test_a_published_number_by_hand():
         assert len(ends[optimizer]) == 3
         assert f"{statistics.fmean(ends[optimizer]):.4f} ± {statistics.stdev(ends[optimizer]):.4f}" in line
     assert statistics.fmean(ends["cprop-sgd"]) < statistics.fmean(ends["sgd"])
+
+
+def test_cell_states_are_those_of_the_scoreboards_learning_rates():
+    about = json.loads((evidence.STORE / "experiments" / "scoreboard-ptb-lstm-reduced.json").read_text())
+    for optimizer, lr in cell_states.OTHERS.items():
+        assert lr == about["learning_rates"][f"ptb-lstm {optimizer.removeprefix('cprop-')}"]
+    assert {run["name"] for run in report.results("cell_states")["runs"]} == set(cell_states.CASES)
 
 
 def test_a_changed_number_is_found():
