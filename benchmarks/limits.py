@@ -24,8 +24,8 @@ from torch import Tensor
 
 import cprop
 from benchmarks.shapes import SHAPES
-from cprop.arithmetic import two_sided_normal
-from cprop.execution import Job, Way, run
+from cprop.arithmetic import normal_as_quotient
+from cprop.execution import Job, Way, prepare, run_all
 
 NAMES = ("param", "exp_avg", "exp_avg_sq", "cprop_m")
 
@@ -41,9 +41,16 @@ class Scalars(NamedTuple):
     k_m: float = 0.001
 
 
-def variant(x: Mapping[str, Tensor], h: Scalars, leave_out: str) -> dict[str, Tensor]:
+class Flags(NamedTuple):
+    """What to leave out."""
+
+    part: str
+    measure: str = "normal"
+
+
+def variant(x: Mapping[str, Tensor], h: Scalars, flags: Flags) -> dict[str, Tensor]:
     """CPropAdam's rule at c = 1, without one of its parts."""
-    g = x["grad"]
+    g, leave_out = x["grad"], flags.part
     if leave_out == "all arithmetic":
         return {name: x[name] + g * h.step_size for name in NAMES}
     mean = x["exp_avg"] + h.weight * (g - x["exp_avg"])
@@ -59,7 +66,7 @@ def variant(x: Mapping[str, Tensor], h: Scalars, leave_out: str) -> dict[str, Te
     if leave_out == "the normal distribution":
         numerator, factor = z, z + 1.0
     else:
-        numerator, factor = two_sided_normal(z)  # type: ignore[misc]  # a quotient, where it is written out
+        numerator, factor = normal_as_quotient(z)
     return {**updated, "param": x["param"] - h.step_size * (numerator * mean) / (factor * denominator)}
 
 
@@ -94,7 +101,7 @@ def kernels(rounds: int) -> dict[str, float]:
         moments = [[adam.state[p][name] for name in ("exp_avg", "exp_avg_sq")] for p in params]
         rows = [(g, p, *m, 0.1 * g) for g, p, m in zip(gradients, params, moments, strict=True)]
         job = Job(("grad", *NAMES), rows, h, 1.0)
-        return lambda: run(variant, [job], part, Way.FUSED)
+        return lambda: run_all(prepare(variant, [job], Flags(part), Way.FUSED))
 
     steps: dict[str, Callable[[], Any]] = {"torch Adam, fused": adam.step, **{part: step(part) for part in PARTS}}
     times: dict[str, list[float]] = {name: [] for name in steps}

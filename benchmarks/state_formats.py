@@ -66,7 +66,7 @@ def draw(curves: dict[str, list[list[tuple[int, float, float]]]], path: Path) ->
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    for colour, (storage, runs) in zip(("#1f6fb4", "#d1772c", "#3a8f4d"), curves.items(), strict=True):
+    for colour, (storage, runs) in zip(("#1f6fb4", "#d1772c"), curves.items(), strict=True):
         for run in runs:
             iterations, _, losses = zip(*run, strict=True)
             axes.plot(iterations, losses, color=colour, linewidth=1, alpha=0.8)

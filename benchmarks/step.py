@@ -28,7 +28,7 @@ from torch import Tensor
 import cprop
 from benchmarks.authors import AuthorsCProp
 from benchmarks.shapes import SHAPES
-from cprop.execution import Job, Way, run
+from cprop.execution import Job, Way, prepare, run_all
 
 REFERENCE = "torch Adam, fused"
 LARGE = 50_000_000
@@ -59,9 +59,16 @@ class Amount(NamedTuple):
 NOTHING = Amount(0.0)
 
 
-def bare(x: Mapping[str, Tensor], h: Amount, names: tuple[str, ...]) -> dict[str, Tensor]:
+class Written(NamedTuple):
+    """The tensors that a step writes."""
+
+    names: tuple[str, ...]
+    measure: str = "normal"
+
+
+def bare(x: Mapping[str, Tensor], h: Amount, flags: Written) -> dict[str, Tensor]:
     """Read the gradient and the named tensors, and write the named tensors: the bytes of a step, no more."""
-    return {name: x[name] + x["grad"] * h.value for name in names}
+    return {name: x[name] + x["grad"] * h.value for name in flags.names}
 
 
 class Bare:
@@ -75,7 +82,8 @@ class Bare:
     def step(self) -> None:
         """Move the bytes."""
         rows = [(cast("Tensor", p.grad), p, *self.state[p].values()) for p in self.params]
-        run(bare, [Job(("grad", *self.names), rows, NOTHING, 1.0)], self.names, Way.FUSED)
+        job = Job(("grad", *self.names), rows, NOTHING, 1.0)
+        run_all(prepare(bare, [job], Written(self.names), Way.FUSED))
 
 
 def schedule_free(params: list[Tensor]) -> Any:
@@ -110,6 +118,9 @@ ROWS: dict[str, Callable[[list[Tensor]], Any]] = {
     "bare loop, the bytes of CPropAdam": lambda ps: Bare(ps, ("param", "exp_avg", "exp_avg_sq", "cprop_m")),
     "bare loop, the bytes of CPropSGD": lambda ps: Bare(ps, ("param", "cprop_m", "cprop_v")),
     "CPropAdam, fused": lambda ps: cprop.CPropAdam(ps, lr=1e-6, fused=True),
+    "CPropAdam, bfloat16 state, fused": lambda ps: cprop.CPropAdam(
+        ps, lr=1e-6, fused=True, cprop_state_dtype="bfloat16"
+    ),
     "CPropAdam, foreach": lambda ps: cprop.CPropAdam(ps, lr=1e-6, foreach=True),
     "CPropAdam, tensor by tensor": lambda ps: cprop.CPropAdam(ps, lr=1e-6, foreach=False),
     "CPropSGD, fused": lambda ps: cprop.CPropSGD(ps, lr=1e-6, fused=True),
@@ -127,6 +138,7 @@ FEW = (
     "bare loop, the bytes of CPropAdam",
     "bare loop, the bytes of CPropSGD",
     "CPropAdam, fused",
+    "CPropAdam, bfloat16 state, fused",
     "CPropSGD, fused",
     "CProp(Adam), fused",
     "Schedule-Free AdamW",
@@ -146,8 +158,8 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Bytes that an optimizer keeps between steps."""
-    states = [optimizer.state, getattr(getattr(optimizer, "inner", None), "state", {})]
+    """Bytes that an optimizer keeps between steps: state, and the copy of the parameters that the wrapper reuses."""
+    states = [optimizer.state, getattr(getattr(optimizer, "inner", None), "state", {}), getattr(optimizer, "_kept", {})]
     unique = {x.data_ptr(): x.numel() * x.element_size() for state in states for x in tensors_in(dict(state))}
     return sum(unique.values())
 

@@ -6,8 +6,8 @@ from table import TABLE, gradients, inputs, train
 from test_execution import WAYS, prefixed
 
 import cprop
-from cprop.arithmetic import expanded_functions
 from cprop.rules import GRAD, usable
+from cprop.tensor_list import TensorList
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 
@@ -48,12 +48,18 @@ def test_bad_numbers_in_other_precisions(dtype):
     assert finite(optimizer, params)
 
 
-@pytest.mark.parametrize("expand", [False, True])
-def test_usable_keeps_every_number(expand):
-    g = torch.tensor([0.0, -0.0, 1e-45, -3.4e38, 3.4e38])
-    with expanded_functions(expand):
-        assert torch.equal(usable({GRAD: g})[GRAD].view(torch.int32), g.view(torch.int32))
-        assert torch.equal(usable({GRAD: torch.tensor(BAD)})[GRAD], torch.zeros(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_usable_keeps_every_number_that_can_be_squared(dtype):
+    limit = 2.0 ** (60 if dtype == torch.float32 else 508)
+    kept = torch.tensor([0.0, -0.0, 1e-45, -1e-38, -0.999 * limit, 0.999 * limit], dtype=dtype)
+    dropped = torch.tensor([*BAD, limit, -limit, torch.finfo(dtype).max], dtype=dtype)
+    for wrap in (lambda x: x, lambda x: TensorList([x])):
+        results = [getattr(usable({GRAD: wrap(x)})[GRAD], "tensors", None) for x in (kept, dropped)]
+        results = [
+            usable({GRAD: x})[GRAD] if r is None else r[0] for x, r in zip((kept, dropped), results, strict=True)
+        ]
+        assert torch.equal(results[0].view(torch.int8), kept.view(torch.int8))  # the sign of zero, too
+        assert torch.equal(results[1], torch.zeros_like(dropped))
 
 
 def test_the_wrapper_zeroes_what_is_no_number_in_the_gradient_and_nothing_else():

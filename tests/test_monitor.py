@@ -302,7 +302,7 @@ def test_nothing_is_said_of_what_has_passed_or_is_well():
 
 @pytest.mark.parametrize(
     ("noise", "words"),
-    [(100.0, r"the gradient noise scale is about 3,200 examples, against batches of 32: up to about there, larger"),
+    [(100.0, r"the gradient noise scale is about 3,200 examples, against batches of 32: larger batches"),
      (0.01, r"the gradient noise scale is about 0 examples, against batches of 32: smaller batches")],
 )  # fmt: skip
 def test_advice_on_batches(noise, words):
@@ -441,3 +441,35 @@ def test_on_sharded_parameters_it_sees_the_whole(tmp_path):
     assert numbers == pytest.approx(alone.scalars(), rel=1e-4)
     assert histogram == pytest.approx(alone.total.histogram, abs=1e-6)
     assert collectives == 1
+
+
+def test_nothing_is_said_of_batches_where_the_noise_has_all_but_gone():
+    """Near a loss of zero the signal has gone too, and their ratio says nothing."""
+    early, late = some_layer(noise=1000.0), some_layer(noise=9.0, signal=0.01)
+    assert list(advice([Sample(100, early, {}, 32), Sample(200, late, {}, 32)])) == []
+    assert len(list(advice([Sample(200, late, {}, 32)]))) == 1
+
+
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
+def test_elements_that_are_not_finite_are_counted(build):
+    w = nn.Parameter(torch.ones(4))
+    optimizer = build([w], lr=0.01)
+    monitor = cprop.Monitor(optimizer, every=2)
+    for step in range(6):
+        w.grad = torch.tensor([1.0, torch.nan, -torch.inf, 2.0]) if step in (2, 3) else torch.ones(4)
+        optimizer.step()
+    assert [sample.not_finite for sample in monitor.samples] == [0, 2, 0]
+    assert monitor.samples[1].scalars()["cprop/not_finite"] == 2
+    assert monitor.advice()[0].startswith("in 1 of 3 samples some elements of the gradient were NaN or infinite, 2 at")
+
+
+def test_a_monitor_and_a_sample_are_shown_on_one_line():
+    w = nn.Parameter(torch.ones(4))
+    optimizer = cprop.CPropAdam([w], lr=0.01)
+    monitor = cprop.Monitor(optimizer, every=1)
+    assert repr(monitor) == "Monitor(CPropAdam, every=1, no samples yet)"
+    w.grad = torch.ones(4)
+    optimizer.step()
+    assert (
+        repr(monitor) == "Monitor(CPropAdam, every=1, last Sample(step=1, mean_scale=1, signal_to_noise=nan, layers=1))"
+    )

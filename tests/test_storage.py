@@ -1,16 +1,13 @@
-"""Lean state: bfloat16 and eight bits hold what float32 holds, nearly."""
+"""Lean state: bfloat16 holds what float32 holds, nearly."""
 
 import copy
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
 from table import TABLE, gradients, inputs, train
 
 import cprop
-from cprop.eight_bit import is_quantised
 from cprop.storage import round_stochastically
 
 WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -22,16 +19,13 @@ def large(seed=0):
 
 
 def bytes_per_parameter(optimizer, params):
-    def size(x):
-        if hasattr(x, "__tensor_flatten__"):
-            return sum(size(getattr(x, name)) for name in x.__tensor_flatten__()[0])
-        return x.numel() * x.element_size()
-
-    held = sum(size(x) for p in params for key, x in optimizer.state[p].items() if "step" not in key)
+    held = sum(
+        x.numel() * x.element_size() for p in params for key, x in optimizer.state[p].items() if "step" not in key
+    )
     return held / sum(p.numel() for p in params)
 
 
-@pytest.mark.parametrize(("storage", "limit"), [("float32", 12.0), ("bfloat16", 6.0), ("8bit", 3.2)])
+@pytest.mark.parametrize(("storage", "limit"), [("float32", 12.0), ("bfloat16", 6.0)])
 def test_bytes_of_state(storage, limit):
     params = [torch.nn.Parameter(torch.randn(512, 1024))]
     optimizer = cprop.CPropAdam(params, cprop_state_dtype=storage)
@@ -41,41 +35,38 @@ def test_bytes_of_state(storage, limit):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
 @pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CPropSGD], ids=lambda cls: cls.__name__)
-def test_lean_state_goes_about_where_float32_goes(build, storage, way):
+def test_lean_state_goes_about_where_float32_goes(build, way):
     ours, theirs, still = large(), large(), large()
-    train(build(ours, lr=0.01, cprop_state_dtype=storage, **WAYS[way]), ours, 100)
+    train(build(ours, lr=0.01, cprop_state_dtype="bfloat16", **WAYS[way]), ours, 100)
     train(build(theirs, lr=0.01), theirs, 100)
     for a, b, start in zip(ours, theirs, still, strict=True):
         assert (a - b).norm() < 0.15 * (b - start).norm()
 
 
 @pytest.mark.parametrize("way", ["foreach", "fused"])
-@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
-def test_the_ways_agree_in_every_format(storage, way):
+def test_the_ways_agree_in_bfloat16(way):
     """The random bits are a hash of the number: a number that differs in its last digit is rounded another way."""
     ours, theirs, still = large(), large(), large()
-    train(cprop.CPropAdam(ours, lr=0.01, cprop_state_dtype=storage, **WAYS[way]), ours, 20)
-    train(cprop.CPropAdam(theirs, lr=0.01, cprop_state_dtype=storage), theirs, 20)
+    train(cprop.CPropAdam(ours, lr=0.01, cprop_state_dtype="bfloat16", **WAYS[way]), ours, 20)
+    train(cprop.CPropAdam(theirs, lr=0.01, cprop_state_dtype="bfloat16"), theirs, 20)
     for a, b, start in zip(ours, theirs, still, strict=True):
         assert (a - b).norm() < 0.05 * (b - start).norm()
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
 @pytest.mark.parametrize("entry", [e for e in TABLE if e.id in ("CPropAdam", "CProp-Adamax")], ids=lambda e: e.id)
-def test_lean_state_resumes_to_the_bit(entry, storage, way):
+def test_lean_state_resumes_to_the_bit(entry, way):
     wrapper = entry.id.startswith("CProp-")
     flags = {f"cprop_{k}" if wrapper else k: v for k, v in WAYS[way].items()}
     params = large()
-    optimizer = entry.build(params, cprop_state_dtype=storage, **flags)
+    optimizer = entry.build(params, cprop_state_dtype="bfloat16", **flags)
     train(optimizer, params, 10)
     buffer = io.BytesIO()
     torch.save(optimizer.state_dict(), buffer)
     buffer.seek(0)
     resumed_params = copy.deepcopy(params)
-    resumed = entry.build(resumed_params, cprop_state_dtype=storage, **flags)
+    resumed = entry.build(resumed_params, cprop_state_dtype="bfloat16", **flags)
     resumed.load_state_dict(torch.load(buffer, weights_only=True))
     train(optimizer, params, 10, start=10)
     train(resumed, resumed_params, 10, start=10)
@@ -103,7 +94,7 @@ def test_the_mean_absolute_gradient_is_kept_in_the_format_too(build):
     assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
 
 
-FORMAT_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.float32}
+FORMAT_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
@@ -121,7 +112,6 @@ def test_a_checkpoint_may_change_its_format(build, before, after):
     converted.load_state_dict(saved)
     assert converted.param_groups[0]["cprop_state_dtype"] == after
     assert converted.state[fresh[0]]["cprop_m"].dtype == FORMAT_TYPES[after]
-    assert is_quantised(converted.state[fresh[0]]["cprop_m"]) == (after == "8bit")
     for (_, a), (_, b) in zip(optimizer.scales(), converted.scales(), strict=True):
         assert (a - b).abs().mean() < 0.05
     train(converted, fresh, 2, start=10)
@@ -146,7 +136,6 @@ def test_bfloat16_state_follows_a_mean_that_nearest_rounding_would_lose():
 FIRST_STEPS = [*WAYS.values(), {"cprop_measure": "student_t"}, {"cprop_measure": "logistic"}, {"cprop_beta": 0.0}]
 
 
-@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
 @pytest.mark.parametrize(
     ("build", "settings"),
     [
@@ -155,12 +144,12 @@ FIRST_STEPS = [*WAYS.values(), {"cprop_measure": "student_t"}, {"cprop_measure":
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else x.__name__,
 )
-def test_lean_state_takes_every_element_in_full_at_first(build, settings, storage):
+def test_lean_state_takes_every_element_in_full_at_first(build, settings):
     """One gradient has no variance: of a rounded mean and mean square there would be one, divided by epsilon alone."""
     g = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
     g[0] = 0.0
     w = torch.nn.Parameter(torch.zeros_like(g))
-    optimizer = build([w], lr=1.0, cprop_state_dtype=storage, **settings)
+    optimizer = build([w], lr=1.0, cprop_state_dtype="bfloat16", **settings)
     w.grad = g.clone()
     optimizer.step()
     ((_, scale),) = optimizer.scales()
@@ -192,20 +181,12 @@ def test_the_wrapper_keeps_only_its_own_state_lean():
     assert state["exp_avg"].dtype == torch.float32
 
 
-def test_eight_bits_leave_small_and_odd_tensors_in_float32():
-    params = inputs()
-    optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype="8bit")
-    train(optimizer, params, 3)
-    assert all(optimizer.state[p]["cprop_m"].dtype == torch.float32 for p in params)
-
-
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("storage", ["bfloat16", "8bit"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 @pytest.mark.parametrize("wrapper", [False, True], ids=["native", "wrapper"])
-def test_what_is_not_computed_in_float32_is_not_stored_in_less(wrapper, dtype, storage, way):
+def test_what_is_not_computed_in_float32_is_not_stored_in_less(wrapper, dtype, way):
     ends = []
-    for chosen in ("float32", storage):
+    for chosen in ("float32", "bfloat16"):
         params = [torch.nn.Parameter(p.detach().to(dtype)) for p in large()]
         if wrapper:
             optimizer = cprop.CProp(torch.optim.SGD(params, lr=0.01), state_dtype=chosen, **WAYS[way])
@@ -219,39 +200,9 @@ def test_what_is_not_computed_in_float32_is_not_stored_in_less(wrapper, dtype, s
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_eight_bits_take_a_gradient_laid_out_unlike_its_parameter(way):
-    w = torch.nn.Parameter(torch.ones(64, 128))
-    optimizer = cprop.CPropSGD([w], lr=0.5, cprop_state_dtype="8bit", **WAYS[way])
-    w.grad = torch.arange(64.0 * 128).view(128, 64).t()
-    optimizer.step()
-    assert torch.equal(w.detach(), 1 - 0.5 * w.grad)  # a first step is taken in full
-
-
 def test_unknown_format_is_refused():
-    with pytest.raises(
-        ValueError, match=r"invalid cprop_state_dtype 'int4': choose one of 'float32', 'bfloat16', '8bit'"
-    ):
+    with pytest.raises(ValueError, match=r"invalid cprop_state_dtype 'int4': choose one of 'float32', 'bfloat16'$"):
         cprop.CPropAdam(inputs(), cprop_state_dtype="int4")
-
-
-WITHOUT_TORCHAO = """
-import sys
-sys.modules["torchao"] = None
-import torch, cprop
-w = torch.nn.Parameter(torch.zeros(64, 64)); w.grad = torch.ones(64, 64)
-try:
-    cprop.CPropAdam([w], cprop_state_dtype="8bit").step()
-except ImportError as error:
-    print(error)
-"""
-
-
-def test_eight_bits_without_torchao_say_what_to_install():
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCHAO], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert result.stdout == "cprop_state_dtype='8bit' needs torchao: pip install 'cprop[lean]'\n"
 
 
 def test_gradients_in_half_precision_with_lean_state():

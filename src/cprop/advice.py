@@ -30,6 +30,11 @@ def advice(samples: Sequence[Sample]) -> Iterator[str]:
     if not samples:
         return
     last = samples[-1]
+    if bad := [sample for sample in samples if sample.not_finite]:
+        yield (
+            f"in {len(bad)} of {len(samples)} samples some elements of the gradient were NaN or infinite, "
+            f"{max(sample.not_finite for sample in bad):,} at most, and counted as zero: look for what makes them"
+        )
     if (steps := lasting(samples, lambda sample: sample.total.conformity > SURE)) >= PATIENCE:
         yield (
             f"mean conformity above {SURE} for {steps:,} steps: the learning rate is probably too small to gain from "
@@ -46,7 +51,9 @@ def advice(samples: Sequence[Sample]) -> Iterator[str]:
                 f"{name} has had no gradient but zero in {last.step:,} steps: it does not learn (gradients that are "
                 "NaN count as zero); freeze it, or look for what cuts it off"
             )
-    if last.batch_size is not None:
+    # Where the loss is nearly zero, so is the noise, and the signal more so: that says nothing about batches.
+    most = max((sample.total.noise for sample in samples if sample.total.noise > 0), default=0.0)
+    if last.batch_size is not None and last.total.noise >= 0.01 * most:
         yield from advice_on_batches(last, last.batch_size)
 
 
@@ -73,11 +80,11 @@ def advice_on_batches(sample: Sample, batch_size: int) -> Iterator[str]:
         )
     elif (scale := total.noise_scale(batch_size)) > 10 * batch_size:
         yield (
-            f"the gradient noise scale is about {scale:,.0f} examples, against batches of {batch_size:,}: up to about "
-            "there, larger batches save steps nearly in proportion (McCandlish et al., 2018)"
+            f"the gradient noise scale is about {scale:,.0f} examples, against batches of {batch_size:,}: larger "
+            "batches would take fewer steps, with the learning rate retuned (McCandlish et al., 2018)"
         )
     elif scale < 0.1 * batch_size:
         yield (
             f"the gradient noise scale is about {scale:,.0f} examples, against batches of {batch_size:,}: smaller "
-            "batches would take hardly more steps"
+            "batches would take hardly more steps, with the learning rate retuned"
         )

@@ -8,8 +8,6 @@ same formula without reading the tensor back to the host. And quotients that are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
@@ -30,11 +28,10 @@ __all__ = [
     "clamp",
     "divide",
     "divided",
-    "expanded_functions",
-    "finite_or_zero",
     "lerp",
+    "normal_as_quotient",
     "one_minus_power",
-    "two_sided_normal",
+    "squarable_or_zero",
 ]
 
 
@@ -137,28 +134,23 @@ def one_minus_power(beta: Number, t: Number) -> Number:
     return 1 - beta**t
 
 
-_expand = False  # a plain global: torch.compile reads it, and would not read a ContextVar
+def squarable_or_zero(x: Tensor) -> Tensor:
+    r"""Replace NaN, infinity, and numbers whose square is not safely finite by zero.
 
+    The limit is 2**60, about 1e18, in float32: a square then leaves room for the factor :math:`1 / (n - 1)` of the
+    standard error, which is at most :math:`1 / \beta`.
 
-@contextmanager
-def expanded_functions(expand: bool) -> Iterator[None]:
-    """Write functions out in simpler ones while this lasts: for tracing kernels that run on a CPU.
-
-    There, the library's ``erf`` takes longer than all the rest of a step; in a GPU's it is free.
+    Example:
+        >>> squarable_or_zero(torch.tensor([1.0, torch.nan, -torch.inf, 1e18, 1e21]))
+        tensor([1.0000e+00, 0.0000e+00, 0.0000e+00, 1.0000e+18, 0.0000e+00])
     """
-    global _expand
-    before, _expand = _expand, expand
-    try:
-        yield
-    finally:
-        _expand = before
-
-
-def finite_or_zero(x: Tensor) -> Tensor:
-    """The number, or zero where it is NaN or infinite; in a kernel for a CPU by one comparison instead of three."""
-    if _expand:
-        return torch.where(torch.abs(x) <= torch.finfo(x.dtype).max, x, 0.0)
-    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+    exponent = math.frexp(torch.finfo(x.dtype).max)[1]
+    if isinstance(x, Tensor):
+        return torch.where(torch.abs(x) < 2.0 ** (exponent // 2 - 4), x, 0.0)
+    # There are no comparisons of lists. Multiplied by a power of two, the same numbers overflow, and all others keep
+    # their digits.
+    scale = 2.0 ** (exponent // 2 + 4)
+    return torch.nan_to_num(x * scale, nan=0.0, posinf=0.0, neginf=0.0) * (1 / scale)
 
 
 _ROOT: Final = (
@@ -175,24 +167,18 @@ _ROOT: Final = (
 """Coefficients, from z to z^9, of a polynomial near the fourth root of 1 / (1 - s) on [0, 5.5]."""
 
 
-def two_sided_normal(z: Tensor) -> Factor:
-    r"""Probability that a standard normal variable is nearer to zero than :math:`z \ge 0`.
+def normal_as_quotient(z: Tensor) -> Quotient:
+    r"""Probability that a standard normal variable is nearer to zero than :math:`z \ge 0`, in float32.
 
     .. math::
-        s(z) = 2 \Phi(z) - 1 = \operatorname{erf}(z / \sqrt 2)
+        s(z) = \operatorname{erf}(z / \sqrt 2) \approx 1 - 1 / p(z)^4
 
-    Written out, it is :math:`1 - 1 / p(z)^4` with a polynomial :math:`p` of degree nine, in the manner of
-    Abramowitz and Stegun 7.1.28: in float32 within 1e-6 of the function, and a quotient still.
+    with a polynomial :math:`p` of degree nine, in the manner of Abramowitz and Stegun 7.1.28. The error is below 1e-6.
 
     Example:
-        >>> with expanded_functions(True):
-        ...     divided(two_sided_normal(torch.tensor([0.0, 1.0, 100.0])))
-        tensor([0.0000, 0.6827, 1.0000])
-        >>> two_sided_normal(torch.tensor([0.0, 1.0, 100.0]))
+        >>> divided(normal_as_quotient(torch.tensor([0.0, 1.0, 100.0])))
         tensor([0.0000, 0.6827, 1.0000])
     """
-    if not _expand:
-        return torch.erf(z * math.sqrt(0.5))
     z = torch.clamp_max(z, 5.5)  # where 1 - s is 4e-8, and the power far from overflow
     p = z * _ROOT[-1] + _ROOT[-2]
     for coefficient in _ROOT[-3::-1]:

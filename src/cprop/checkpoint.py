@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cprop.conformity import MEASURES, measure_name
-from cprop.moments import STEP
+from cprop.moments import PREFIX, STEP
 
 __all__ = [
     "MEASURE",
@@ -161,6 +161,11 @@ def kind(value: Any) -> Any:
     return type(value).__name__
 
 
+def is_needed(name: str, present: Any) -> bool:
+    """Whether a setting is a number, or numbers, of the algorithm: without it the checkpoint is of another one."""
+    return not name.startswith(PREFIX) and (kind(present) == "number" or isinstance(present, Sequence | Tensor))
+
+
 def acceptable(present: Any) -> tuple[Any, ...]:
     """The sorts of setting that may replace one: ``None`` stands for a switch, or a number, that is not set."""
     if present is None:
@@ -176,8 +181,8 @@ def merge_settings(
 ) -> list[dict[str, Any]]:
     """A copy of the saved groups, with the settings they lack taken from the optimizer as it stands.
 
-    A checkpoint of a plain optimizer has no settings of ours, and a measure that is a function is
-    saved by name only: it is looked up in the optimizer that loads.
+    A checkpoint of a plain optimizer has no settings of ours, and one of an older version lacks newer switches. A
+    measure that is a function is saved by name only: it is looked up in the optimizer that loads.
 
     Args:
         saved_groups: the checkpoint's groups.
@@ -186,8 +191,8 @@ def merge_settings(
         known: the settings of which it is known that their sort never changes.
 
     Raises:
-        CheckpointError: if a known setting is of another sort than the optimizer's, or a saved
-            measure neither known nor the one the optimizer was built with.
+        CheckpointError: if a number that the algorithm needs is missing, a known setting is of another sort than the
+            optimizer's, or a saved measure is neither known nor the one the optimizer was built with.
     """
     merged = []
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
@@ -197,6 +202,12 @@ def merge_settings(
                     f"{name!r} of param group {index} is {saved[name]!r} in the checkpoint and {group[name]!r} in the "
                     "optimizer: the checkpoint is damaged, or of another optimizer"
                 )
+        missing = [name for name in defaults if is_needed(name, group.get(name)) and name not in saved]
+        if missing:
+            raise CheckpointError(
+                f"param group {index} of the checkpoint has no {', '.join(map(repr, missing))}, which this optimizer "
+                "needs: it is of another algorithm; build the one it was saved with, or start without its state"
+            )
         present = group[MEASURE]
         measure = saved.get(MEASURE, present)
         if measure in (present, measure_name(present)):

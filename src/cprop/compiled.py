@@ -13,20 +13,21 @@ at every call whether its guess about the caller's Python still holds: 61 µs a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from cprop import eight_bit
-from cprop.arithmetic import Number, expanded_functions
+from cprop.arithmetic import Number
+from cprop.conformity import Measure, for_cpu_kernels
 from cprop.rules import Rule, apply
 
-__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "in_one_tensor", "kernel", "pack", "traced", "vector"]
+__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "cached", "in_one_tensor", "kernel", "pack", "traced", "vector"]
 
-Kernel = Callable[..., object]
+Kernel = Callable[..., Any]
 
 
 class Call(NamedTuple):
@@ -125,51 +126,113 @@ class Kind(NamedTuple):
         return torch.float64 if torch.float64 in self.dtypes else torch.float32
 
 
-@cache
+_kernels: dict[Hashable, dict[Hashable, Kernel]] = {}
+_compiling: Final = Lock()
+
+
+def cached(measure: str | Measure, key: Hashable, build: Callable[[], Kernel]) -> Kernel:
+    """A kernel from the cache, compiled if it is not there.
+
+    A measure may be any callable: one that cannot be hashed, or a method of a large object. So kernels are kept by the
+    measure's identity, and only as long as it lives.
+
+    Args:
+        measure: what the kernel computes the conformity by.
+        key: everything else that tells it from other kernels.
+        build: compiles it.
+    """
+    name: Hashable = measure if isinstance(measure, str) else id(measure)
+    kernels = _kernels.get(name, {})
+    if key not in kernels:
+        with _compiling:  # one thread at a time: Inductor is not made for two
+            if name not in _kernels and not isinstance(measure, str):
+                try:
+                    weakref.finalize(measure, _kernels.pop, name, None)
+                except TypeError:  # an object without weak references, such as a named tuple: it has to stay
+                    _kernels[name] = {None: measure}
+            kernels = _kernels.setdefault(name, {})
+            if key not in kernels:
+                kernels[key] = build()
+    return kernels[key]
+
+
 def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Kernel:
     """A function ``kernel(length, *tensors, numbers)`` that runs a rule and writes its results in place.
 
     Args:
         rule: the rule to compile.
-        flags: its flags.
+        flags: its flags, the measure among them.
         structure: of its scalars, from :func:`pack`.
         kind: of its tensors, which will be given in the order of ``kind.names``.
     """
     names, dtypes, device, long = kind
 
-    def run(length: int, *arguments: Tensor) -> tuple[()]:
-        *pieces, numbers = arguments
-        call: Call = unflatten(numbers.unbind(), structure)
-        apply(rule, eight_bit.assemble(dict(zip(names, pieces, strict=True))), call.scalars, flags, call.t)
-        return ()
+    def build() -> Kernel:
+        own = flags._replace(measure=measure_in_kernels(flags.measure, device, kind.number_dtype))
 
-    # Sizes that are equal here are one symbol in the graph: all lengths are the first argument.
-    shapes = [eight_bit.example(name, names, _TRACING_LENGTH) for name in names]
-    example: list[Any] = [
-        shapes[0][0],
-        *(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)),
-        torch.empty(how_many(structure), dtype=kind.number_dtype, device=device),
-    ]
-    return traced(run, example, threads=long)
+        def run(length: int, *arguments: Tensor) -> tuple[()]:
+            *tensors, numbers = arguments
+            call: Call = unflatten(numbers.unbind(), structure)
+            apply(rule, dict(zip(names, tensors, strict=True)), call.scalars, own, call.t)
+            return ()
+
+        # Sizes that are equal here are one symbol in the graph: all lengths are the first argument.
+        example: list[Any] = [
+            _TRACING_LENGTH,
+            *(vector(device, dtype) for dtype in dtypes),
+            torch.empty(how_many(structure), dtype=kind.number_dtype, device=device),
+        ]
+        return traced(run, example, threads=long)
+
+    return cached(flags.measure, (rule, flags._replace(measure=None), structure, kind), build)
+
+
+def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | Measure:
+    """The measure as a kernel computes it on a device, in a precision."""
+    return for_cpu_kernels(measure) if device.type == "cpu" and dtype == torch.float32 else measure
 
 
 def traced(run: Callable[..., Any], example: list[Any], threads: bool) -> Kernel:
-    """A function of a length, tensors and one tensor of numbers as a kernel; the example's sizes are not its own.
+    """Compile a function of a length, tensors and one tensor of numbers; the example's sizes are not its own.
 
     Args:
         run: the function.
         example: arguments such as it will get; vectors as long as :data:`_TRACING_LENGTH`, and the numbers last.
         threads: whether it may wake other threads on a CPU.
+
+    Raises:
+        RuntimeError: if there is no working compiler, or no folder to compile in.
     """
     # Importing these takes a second, and most programs never need it.
     import torch._inductor
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    numbers = example[-1]
-    with torch.no_grad(), expanded_functions(numbers.device.type == "cpu" and numbers.dtype == torch.float32):
-        graph = make_fx(run, tracing_mode="symbolic")(*example)
-        options = {"config_patches": _OPTIONS if threads else {**_OPTIONS, "cpp.threads": 1}}
-        return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=options)
+    options = {"config_patches": _OPTIONS if threads else {**_OPTIONS, "cpp.threads": 1}}
+    try:
+        with torch.no_grad():
+            graph = make_fx(run, tracing_mode="symbolic")(*example)
+            return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=options)
+    except Exception as error:
+        causes = list(chain_of(error))
+        if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
+            raise RuntimeError(
+                "fused=True compiles C++, and no compiler works here: install one (Debian: apt install g++), name "
+                f"yours in the environment variable CXX, or set fused=False ({error})"
+            ) from error
+        if any(isinstance(cause, OSError) for cause in causes):
+            raise RuntimeError(
+                "fused=True keeps compiled kernels in a folder, and cannot write there: name another one in the "
+                f"environment variable TORCHINDUCTOR_CACHE_DIR, or set fused=False ({error})"
+            ) from error
+        raise
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def vector(device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:

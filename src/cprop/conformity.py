@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, Quotient, addcmul, as_scalar, divided, two_sided_normal
+from cprop.arithmetic import Factor, Number, Quotient, addcmul, as_scalar, divided, normal_as_quotient
 
 __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name", "resolve_measure"]
 
@@ -148,7 +148,7 @@ def at_least(x: Number, floor: float) -> Number:
     return x.clamp_min(floor) if isinstance(x, Tensor) else max(x, floor)
 
 
-def normal(moments: Moments) -> Factor:
+def normal(moments: Moments) -> Tensor:
     r"""Confidence in the sign of the mean if the mean is normally distributed (equations 2 and 3).
 
     .. math::
@@ -159,7 +159,12 @@ def normal(moments: Moments) -> Factor:
         >>> normal(Moments.of(torch.tensor(1.0), torch.tensor(5.0), n=5.0, eps=1e-8))  # one sigma
         tensor(0.6827)
     """
-    return two_sided_normal(moments.z)
+    return torch.erf(moments.z * math.sqrt(0.5))
+
+
+def normal_for_cpu_kernels(moments: Moments) -> Quotient:
+    """:func:`normal` within 1e-6, for compiled kernels on a CPU: there ``erf`` takes longer than the rest of a step."""
+    return normal_as_quotient(moments.z)
 
 
 LOGISTIC_SLOPE: Final = 1.7017
@@ -309,6 +314,11 @@ def measure_name(measure: str | Measure) -> str:
     return f"{getattr(measure, '__module__', None) or type(measure).__module__}.{qualname}"
 
 
+def for_cpu_kernels(measure: str | Measure) -> str | Measure:
+    """The measure that a compiled float32 kernel for a CPU computes in place of one."""
+    return normal_for_cpu_kernels if resolve_measure(measure) is normal else measure
+
+
 def needs_mean_abs(measure: str | Measure) -> bool:
     """Whether a measure reads the running mean of the absolute gradient."""
     return bool(getattr(resolve_measure(measure), "needs_mean_abs", False))
@@ -331,11 +341,15 @@ def overconfident(s: Factor, c: Number) -> Factor:
     """
     if not isinstance(c, Tensor) and math.isinf(c):
         return torch.ones_like(s.numerator if isinstance(s, Quotient) else s)
+    # Zero times infinity is NaN, and a number may be infinite in float32 alone.
+    largest = torch.finfo(torch.float32).max
+    finite = torch.clamp_max(c, largest) if isinstance(c, Tensor) else min(c, largest)
     if isinstance(s, Quotient):
+        limit = torch.where(torch.isinf(c), 0.0, s.denominator) if isinstance(c, Tensor) else s.denominator
         # The smaller of two, by relu: minimum() takes three instructions, for the sake of NaN.
-        excess = torch.relu(s.denominator - s.numerator * c)
+        excess = torch.relu(limit - s.numerator * finite)
         return Quotient(s.denominator - excess, s.denominator)
-    scale = torch.clamp_max(s * c, 1.0)
+    scale = torch.clamp_max(s * finite, 1.0)
     return torch.where(torch.isinf(c), torch.ones_like(s), scale) if isinstance(c, Tensor) else scale
 
 

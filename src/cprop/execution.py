@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -13,15 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from cprop import compiled, eight_bit
+from cprop import compiled
 from cprop.arithmetic import Number
-from cprop.eight_bit import is_quantised
 from cprop.rules import Rule, apply, usable, write
 from cprop.sharding import PLAIN, local
 from cprop.storage import load
 from cprop.tensor_list import TensorList
 
-__all__ = ["Job", "Way", "choose", "run"]
+__all__ = ["Job", "Way", "choose", "prepare"]
 
 
 Row: TypeAlias = tuple[Tensor, ...]
@@ -62,13 +62,20 @@ def choose(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -
     return Way.FOREACH if foreach else Way.TENSOR_BY_TENSOR
 
 
-def run(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> None:
-    """Run a rule over the parameters of a group and write the results in place."""
+def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> list[Callable[[], None]]:
+    """Everything that may fail before a rule is run over the parameters of a group; then call what is returned.
+
+    The tensors are looked at and the kernels are compiled here, so that a step moves everything or nothing.
+    """
     if torch.compiler.is_compiling():
         # The caller compiles the whole step: hand over the rule itself.
         way = Way.TENSOR_BY_TENSOR
+    runs = []
     for job in jobs:
-        _RUNNERS[way](rule, job, flags)
+        for row in job.rows:
+            require_one_shape(job.names, row)
+        runs.append(_PREPARE[way](rule, job, flags))
+    return runs
 
 
 def elements(tensor: Tensor) -> Tensor:
@@ -116,9 +123,6 @@ def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
     alike: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in job.rows:
         views = tuple(map(elements, row))
-        if any(map(is_quantised, views)):
-            run_tensor_by_tensor(rule, job._replace(rows=[row]), flags)
-            continue
         if in_one_order(views):
             views = tuple(x.as_strided((x.numel(),), (1,)) for x in views)
         alike[(views[0].device, *map(_DTYPE, views))].append(views)
@@ -160,26 +164,25 @@ def cache_sized(rows: list[Row]) -> Iterator[list[Row]]:
 _DTYPE: Final = attrgetter("dtype")
 
 
-def run_fused(rule: Rule, job: Job, flags: Any) -> None:
-    """Run a rule as one compiled kernel a parameter.
+def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
+    """Find a rule's kernels, to run one per parameter.
 
     A step of many small parameters waits for this loop, hence the ``map`` over functions in C.
     """
     packed: dict[Any, compiled.Packed] = {}
     kernels: dict[compiled.Kind, tuple[compiled.Kernel, Tensor]] = {}
+    calls: list[Callable[[], object]] = []
     plain = are_plain(job.rows)
     for row in job.rows:
-        names, inputs = job.names, row
-        require_one_size(names, row)
+        inputs = row
         if not plain:
             inputs = tuple(map(elements, row))
             if not in_one_order(inputs):
-                run_tensor_by_tensor(rule, job._replace(rows=[row]), flags)
+                calls.append(partial(run_tensor_by_tensor, rule, job._replace(rows=[row]), flags))
                 continue
-            names, inputs = eight_bit.parts(names, inputs)
         count, device = inputs[0].numel(), inputs[0].device
         long = count >= compiled.LONG or device.type != "cpu"
-        kind = compiled.Kind(names, tuple(map(_DTYPE, inputs)), device, long)
+        kind = compiled.Kind(job.names, tuple(map(_DTYPE, inputs)), device, long)
         if kind not in kernels:
             place = (kind.number_dtype, device)
             if place not in packed:
@@ -188,17 +191,26 @@ def run_fused(rule: Rule, job: Job, flags: Any) -> None:
             kernels[kind] = compiled.kernel(rule, flags, structure, kind), numbers
         kernel, numbers = kernels[kind]
         if count:
-            kernel(eight_bit.length(names, inputs[0]), *inputs, numbers)
+            calls.append(partial(kernel, count, *inputs, numbers))
+    return partial(run_all, calls)
 
 
-def require_one_size(names: tuple[str, ...], row: Row) -> None:
-    """Refuse tensors of different sizes: a kernel does not look at shapes, and would run past the end of one."""
-    if len(set(map(Tensor.numel, row))) != 1:
-        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, row, strict=True))
-        raise RuntimeError(
-            f"the tensors of a parameter differ in size ({sizes}): its data was replaced by other data after the first "
-            "step; drop optimizer.state[p], or build a new optimizer"
-        )
+def run_all(calls: Sequence[Callable[[], object]]) -> None:
+    """Call one after the other."""
+    for call in calls:
+        call()
+
+
+def require_one_shape(names: tuple[str, ...], row: Row) -> None:
+    """Refuse state that is not shaped like its parameter: a kernel does not look, and would run past its end."""
+    shape = row[0].shape
+    for tensor in row:
+        if tensor.shape != shape:
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, row, strict=True))
+            raise RuntimeError(
+                f"the tensors of a parameter differ in shape ({shapes}): its data was replaced after the first step; "
+                "drop optimizer.state[p], or build a new optimizer"
+            )
 
 
 def are_plain(rows: list[Row]) -> bool:
@@ -208,8 +220,13 @@ def are_plain(rows: list[Row]) -> bool:
     return plain and not any(map(Tensor.is_complex, tensors))
 
 
-_RUNNERS: Final = {
-    Way.TENSOR_BY_TENSOR: run_tensor_by_tensor,
-    Way.FOREACH: run_foreach,
-    Way.FUSED: run_fused,
+def deferred(run: Callable[[Rule, Job, Any], None]) -> Callable[[Rule, Job, Any], Callable[[], None]]:
+    """A way that needs no preparation."""
+    return lambda rule, job, flags: partial(run, rule, job, flags)
+
+
+_PREPARE: Final = {
+    Way.TENSOR_BY_TENSOR: deferred(run_tensor_by_tensor),
+    Way.FOREACH: deferred(run_foreach),
+    Way.FUSED: prepare_fused,
 }

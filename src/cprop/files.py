@@ -73,8 +73,11 @@ def load(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         raise CheckpointError(
-            f"{os.fspath(path)} holds more than data, and reading it could run code: it was not read ({error})"
+            f"{os.fspath(path)} was not read: it holds {', '.join(unknown) or 'what torch does not know'}, which could "
+            "run code. If you trust it, import the package that these come from, which may register them as data, or "
+            f"name them to torch.serialization.add_safe_globals ({error})"
         ) from error
     except Exception as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read ({type(error).__name__}: {error})") from error

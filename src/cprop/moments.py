@@ -10,6 +10,7 @@ they can lie beside an inner optimizer's own in one ``state_dict``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -19,14 +20,20 @@ from torch import Tensor
 from cprop.arithmetic import Factor, Number, addcmul, lerp, one_minus_power
 from cprop.conformity import Corrections, Measure, Moments, needs_mean_abs, scale_of
 
-__all__ = ["MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
+__all__ = ["AVERAGES", "EARLIER", "MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
 
 PREFIX: Final = "cprop_"
 STEP: Final = "cprop_step"
-"""How many gradients this parameter has seen: one counter a parameter, never one an optimizer."""
+r"""How many gradients this parameter has seen: one counter per parameter, never one per optimizer.
+
+After :math:`\beta` was raised, as many as would make the averages what they are: see :func:`steps_at`.
+"""
+EARLIER: Final = "cprop_earlier"
+r"""The gradients that ``STEP`` does not count any more because :math:`\beta` was raised; missing if it never was."""
 MEAN: Final = "cprop_m"
 MEAN_SQUARE: Final = "cprop_v"
 MEAN_ABS: Final = "cprop_a"
+AVERAGES: Final = (MEAN, MEAN_SQUARE, MEAN_ABS)
 
 
 class StatisticsScalars(NamedTuple):
@@ -60,6 +67,30 @@ def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | N
         b_v=one_minus_power(beta, t if square_t is None else square_t),
     )
     return StatisticsScalars(beta, 1 - beta, group["cprop_c"], corrections)
+
+
+def steps_at(beta: float, t: float, before: float) -> float:
+    r"""The step at which averages with :math:`\beta` stand for as many gradients as they do now.
+
+    .. math::
+        \frac{1 - \beta^{t'}}{1 - \beta} = \frac{1 - \beta_0^t}{1 - \beta_0} = n_t
+
+    From there, :math:`n \leftarrow 1 + \beta n` and :math:`\hat m \leftarrow \hat m + (g - \hat m) / n` hold as they do
+    at a constant :math:`\beta`. A smaller :math:`\beta` bounds :math:`n` by itself, and the step stays as it is.
+
+    Args:
+        beta: the new horizon.
+        t: the step.
+        before: the horizon up to now.
+
+    Example:
+        >>> round(steps_at(0.9999, t=50_000, before=0.999))  # a mean of 1,000 gradients, not of 10,000
+        1054
+    """
+    if beta <= before:
+        return t
+    n = one_minus_power(before, t) / (1 - before)
+    return math.log1p(-n * (1 - beta)) / math.log(beta)
 
 
 def running_mean(mean: Tensor, x: Tensor, weight: Number) -> Tensor:

@@ -2,6 +2,7 @@ r"""What the statistics say about a training run, layer by layer and in plain wo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,19 +13,21 @@ from torch import Tensor
 
 from cprop.advice import advice
 from cprop.execution import Way
-from cprop.moments import STEP
+from cprop.moments import EARLIER, STEP
 from cprop.optimizers.base import ConformityOptimizer
+from cprop.sharding import local
 from cprop.summary import Layer, Sample, layer, over_ranks, sums, together
 
 __all__ = ["Monitor", "Sink"]
 
 Sink: TypeAlias = Callable[[Sample], object]
 """Told every sample as it is taken."""
+logger: Final = logging.getLogger("cprop")
 KEPT: Final = 500
 """Samples that a monitor keeps: with 150 layers they take about 80 MB, and a figure has no room for more."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Monitor:
     r"""Looks at an optimizer every so many steps, keeps what it saw, and says what it means.
 
@@ -87,18 +90,38 @@ class Monitor:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"invalid {name} {value}: give a whole number from 1 on")
-        self._names = {p: layer_of(name) for name, p in self.named_parameters}
+        named = list(self.named_parameters)
+        if any(isinstance(entry, Tensor) for entry in named):
+            raise TypeError("Monitor wants names: give model.named_parameters(), and not model.parameters()")
+        self._names = {p: layer_of(name) for name, p in named}
         self._steps = 0
-        self._hook = self.optimizer.register_step_post_hook(self._after_step)
+        self._broken: set[int] = set()
+        self._not_finite: dict[Tensor, Tensor] = {}
+        self._hooks = (
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        )
+
+    def __repr__(self) -> str:
+        seen = f"last {self.samples[-1]!r}" if self.samples else "no samples yet"
+        return f"Monitor({type(self.optimizer).__name__}, every={self.every}, {seen})"
+
+    @torch.no_grad()
+    def _before_step(self, *_: object) -> None:
+        if (self._steps + 1) % self.every == 0:  # the step counts them as zero, and the wrapper makes them zero
+            parameters = chain.from_iterable(group["params"] for group in self.optimizer.param_groups)
+            self._not_finite = {p: (~torch.isfinite(local(p.grad))).sum() for p in parameters if p.grad is not None}
 
     def _after_step(self, *_: object) -> None:
         self._steps += 1
         if self._steps % self.every == 0:
             self._look()
+        self._not_finite = {}
 
     def close(self) -> None:
         """Look no more; what was seen is kept."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def sample(self) -> Sample:
         """Look now.
@@ -117,24 +140,35 @@ class Monitor:
         seen = [found for found in self.optimizer.moments() if found[0].numel()]  # no elements, no mean
         if not seen:
             return None
-        own = [sums(moments, group, self.optimizer._way([p], group) is Way.FUSED) for p, group, moments in seen]
+        own = [self._row(p, sums(moments, g, self.optimizer._way([p], g) is Way.FUSED)) for p, g, moments in seen]
         rows = over_ranks(own, [p for p, *_ in seen]).tolist()
         # Of all, and not of those seen: a number must not pass to another when one more has its first gradient.
         numbers = {p: number for number, p in enumerate(chain(*(g["params"] for g in self.optimizer.param_groups)))}
         by_layer: dict[str, list[Layer]] = {}
-        for (p, group, _), row in zip(seen, rows, strict=True):
+        for (p, group, _), (_, *row) in zip(seen, rows, strict=True):
             name = self._names.get(p, f"parameter {numbers[p]}")
             t = float(self.optimizer.state[p][STEP])
             by_layer.setdefault(name, []).append(layer(row, group, t))
         layers = {name: together(parts) for name, parts in by_layer.items()}
-        step = max(round(float(self.optimizer.state[p][STEP])) for p, *_ in seen)
-        taken = Sample(step, together(chain(*by_layer.values())), layers, self.batch_size)
+        states = (self.optimizer.state[p] for p, *_ in seen)
+        step = max(round(float(state[STEP]) + float(state.get(EARLIER, 0.0))) for state in states)
+        not_finite = round(sum(row[0] for row in rows))
+        taken = Sample(step, together(chain(*by_layer.values())), layers, self.batch_size, not_finite)
         self.samples.append(taken)
         if len(self.samples) > KEPT:
             thin_out(self.samples)
-        for sink in self.sinks:
-            sink(taken)
+        for index, sink in enumerate(self.sinks):
+            try:
+                sink(taken)
+            except Exception:  # training must not end because a logger is out of reach
+                if index not in self._broken:
+                    logger.warning("a sink of cprop.Monitor failed, and training goes on: %r", sink, exc_info=True)
+                    self._broken.add(index)
         return taken
+
+    def _row(self, p: Tensor, row: Tensor) -> Tensor:
+        """What is added up over ranks: how many elements of the gradient were not finite, and the sums."""
+        return torch.cat([self._not_finite.get(p, row.new_zeros(())).to(row).reshape(1), row])
 
     def advice(self) -> list[str]:
         """What the samples so far mean, in plain words; nothing if there is nothing to say."""

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from torch import Tensor
 
-from cprop.arithmetic import Number, finite_or_zero
+from cprop.arithmetic import Number, squarable_or_zero
 from cprop.storage import load, store
 
 __all__ = ["GRAD", "PARAM", "Rule", "apply", "usable", "write"]
@@ -32,18 +32,18 @@ def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t:
 
 
 def usable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a rule is given to read: the tensors, the gradient with zero for every element that is NaN or infinite.
+    """The tensors as a rule reads them: gradient elements that are NaN, infinite, or too large to square count as zero.
 
-    One such element would stay in a running average for ever. Counting it as zero is the only mend
-    that is element-wise: leaving out the whole step, or the whole parameter, takes a reduction, an
-    answer read back to the host, and the agreement of all ranks.
+    One such element would stay in a running average forever. Counting it as zero is the only fix
+    that is element-wise: skipping the whole step, or the whole parameter, takes a reduction, a
+    read-back to the host, and the agreement of all ranks.
 
     Example:
         >>> import torch
         >>> usable({GRAD: torch.tensor([1.0, torch.nan, -torch.inf])})
         {'grad': tensor([1., 0., 0.])}
     """
-    return {**tensors, GRAD: finite_or_zero(tensors[GRAD])} if GRAD in tensors else tensors
+    return {**tensors, GRAD: squarable_or_zero(tensors[GRAD])} if GRAD in tensors else tensors
 
 
 def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:

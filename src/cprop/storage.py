@@ -1,4 +1,4 @@
-"""How state is stored between steps: in float32, in bfloat16, or in eight bits by way of torchao.
+"""How state is stored between steps: in float32, or in bfloat16 with stochastic rounding.
 
 A rule computes in float32 whatever the format: :func:`load` brings stored state there, and
 :func:`store` takes it back.
@@ -11,17 +11,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cprop import eight_bit
 from cprop.arithmetic import Number
-from cprop.eight_bit import is_quantised
 from cprop.sharding import local
 
 __all__ = ["FORMATS", "allocate", "load", "restore", "store"]
 
 FLOAT32: Final = "float32"
 BFLOAT16: Final = "bfloat16"
-EIGHT_BIT: Final = "8bit"
-FORMATS: Final = (FLOAT32, BFLOAT16, EIGHT_BIT)
+FORMATS: Final = (FLOAT32, BFLOAT16)
 
 
 def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -29,32 +26,22 @@ def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def allocate(p: Tensor, storage: str, signed: bool = True) -> Tensor:
+def allocate(p: Tensor, storage: str) -> Tensor:
     """Zero state laid out and sharded like a parameter.
+
+    State of float64 and complex parameters keeps the precision of the arithmetic: only float32 is rounded to less.
 
     Args:
         p: the parameter.
-        storage: one of ``FORMATS``, as far as it suits the parameter: see :func:`suitable`.
-        signed: whether the state may be negative.
+        storage: one of ``FORMATS``.
     """
-    storage = suitable(storage, p)
-    if storage == EIGHT_BIT:
-        return eight_bit.zeros(p, signed)
-    dtype = torch.bfloat16 if storage == BFLOAT16 else arithmetic_dtype(p.dtype)
+    dtype = arithmetic_dtype(p.dtype)
+    if storage == BFLOAT16 and dtype == torch.float32:
+        dtype = torch.bfloat16
     return torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
 
 
-def suitable(storage: str, p: Tensor) -> str:
-    """The format that a parameter's state can be stored in: the one asked for, or the precision of the arithmetic.
-
-    Parameters in float64 and complex ones keep theirs: only float32 is rounded to less. What eight
-    bits cannot hold in whole blocks, biases for the most part, stays in float32.
-    """
-    rounded = arithmetic_dtype(p.dtype) == torch.float32
-    return storage if rounded and (storage != EIGHT_BIT or eight_bit.fits(p)) else FLOAT32
-
-
-def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tensor:
+def restore(saved: Tensor, p: Tensor, storage: str) -> Tensor:
     """Saved state as :func:`allocate` would make it, a copy always: training on must not write into a checkpoint.
 
     The same format comes back to the bit; another one is converted. However the saved tensor lay in
@@ -63,21 +50,20 @@ def restore(saved: Tensor, p: Tensor, storage: str, signed: bool = True) -> Tens
     Raises:
         ValueError: if the saved state is sharded in another way than the parameter.
     """
-    restored = allocate(p, storage, signed)
+    restored = allocate(p, storage)
     shard, source = local(restored), local(saved)
     if source.shape != shard.shape:
         raise ValueError(
             f"saved state has shape {tuple(source.shape)} on this rank and should have {tuple(shard.shape)}: "
             "it was sharded in another way; load it with torch.distributed.checkpoint"
         )
-    same_format = eight_bit.block_size(source) == eight_bit.block_size(shard)
-    shard.copy_(source if same_format else load(source))
+    shard.copy_(source)
     return restored
 
 
 def load(stored: Tensor) -> Tensor:
     """Stored state in the precision that rules compute in."""
-    return stored.dequantize() if is_quantised(stored) else stored.to(arithmetic_dtype(stored.dtype))
+    return stored.to(arithmetic_dtype(stored.dtype))
 
 
 def store(stored: Tensor, updated: Tensor, t: Number) -> None:

@@ -6,12 +6,11 @@ estimate of the gradient's signal and of its noise.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -86,13 +85,21 @@ class Sample:
         step: gradients seen by the parameter that has seen most.
         total: over all layers.
         layers: by name.
-        batch_size: examples in a step, if it was given.
+        batch_size: examples per step, if it was given.
+        not_finite: elements of this step's gradient that were NaN or infinite, and so counted as zero.
     """
 
     step: int
     total: Layer
     layers: Mapping[str, Layer]
     batch_size: int | None = None
+    not_finite: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Sample(step={self.step}, mean_scale={self.total.mean_scale:.3g}, "
+            f"signal_to_noise={self.total.signal_to_noise:.3g}, layers={len(self.layers)})"
+        )
 
     def scalars(self, prefix: str = "cprop") -> dict[str, float]:
         """Single numbers by name, as loggers want them; what is not a number is left out.
@@ -105,6 +112,7 @@ class Sample:
         found = {f"{prefix}/{name}": value for name, value in self._numbers(self.total).items()}
         for layer, own in self.layers.items():
             found |= {f"{prefix}/{layer}/{name}": value for name, value in self._numbers(own).items()}
+        found[f"{prefix}/not_finite"] = self.not_finite
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _numbers(self, layer: Layer) -> dict[str, float]:
@@ -150,7 +158,7 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
     """
     tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
     device, number = tensors[0].device, tensors[0].numel()
-    precise = torch.float32 if device.type == "mps" else torch.float64  # for counts beyond 2^24
+    precise = precision(device)
     if not number:  # a rank may hold nothing of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
     numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
@@ -159,8 +167,8 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
         if not fused:
             return function(elements, numbers, group["cprop_measure"])
         call = kernel(function, group["cprop_measure"], len(elements), number >= LONG, numbers.dtype, device)
-        (found,) = call(len(elements[0]), *elements, numbers)
-        return found
+        found: tuple[Tensor] = call(len(elements[0]), *elements, numbers)
+        return found[0]
 
     if number <= SHOWN:
         return run(summed_and_shown, tensors).to(precise)
@@ -174,19 +182,23 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
 Look: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
 
 
-@functools.cache
 def kernel(
     function: Look, measure: str | Measure, tensors: int, threads: bool, dtype: torch.dtype, device: torch.device
-) -> Callable[..., tuple[Tensor]]:
+) -> compiled.Kernel:
     """One of the functions below as a kernel, for optimizers that run fused: they have a compiler."""
 
-    def run(_: int, *arguments: Tensor) -> tuple[Tensor]:
-        *elements, numbers = arguments
-        return (function(elements, numbers, measure),)
+    def build() -> compiled.Kernel:
+        own = compiled.measure_in_kernels(measure, device, dtype)
 
-    vectors = [compiled.vector(device, dtype) for _ in range(tensors)]
-    numbers = torch.empty(1 + len(Corrections._fields), dtype=dtype, device=device)
-    return cast("Callable[..., tuple[Tensor]]", compiled.traced(run, [len(vectors[0]), *vectors, numbers], threads))
+        def run(_: int, *arguments: Tensor) -> tuple[Tensor]:
+            *elements, numbers = arguments
+            return (function(elements, numbers, own),)
+
+        vectors = [compiled.vector(device, dtype) for _ in range(tensors)]
+        numbers = torch.empty(1 + len(Corrections._fields), dtype=dtype, device=device)
+        return compiled.traced(run, [len(vectors[0]), *vectors, numbers], threads)
+
+    return compiled.cached(measure, (function, tensors, threads, dtype, device), build)
 
 
 def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
@@ -212,6 +224,9 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
     variance = torch.relu(v_hat - mean_squared)
     standard_error = torch.sqrt(variance * k.k_m)
     conformity, scale = conformity_and_scale(tensors, numbers, measure)
+    # Squares of squares: in float32 they overflow from gradients of 1e9 on.
+    precise = precision(moments.m.device)
+    wide_variance = variance.to(precise)
     return Sums(
         scale,
         conformity,
@@ -221,14 +236,19 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
         v_hat == 0,
         mean_squared,
         variance,
-        variance * variance,
-        variance * mean_squared,
+        wide_variance * wide_variance,
+        wide_variance * mean_squared,
     )
 
 
+def precision(device: torch.device) -> torch.dtype:
+    """What sums are taken in: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
-    """The sums over a block of elements; in float32, which counts to 2^24: a block is shorter."""
-    return torch.stack([x.sum(dtype=torch.float32) for x in terms(tensors, numbers, measure)])
+    """The sums over a block of elements."""
+    return torch.stack([x.sum(dtype=precision(x.device)) for x in terms(tensors, numbers, measure)])
 
 
 def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:

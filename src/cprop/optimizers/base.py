@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections import defaultdict
@@ -13,25 +14,39 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cprop import checkpoint
-from cprop.arithmetic import Number, divided
-from cprop.conformity import Measure, Moments, measure_name, needs_mean_abs, resolve_measure, scale_of
-from cprop.execution import Job, Way, choose, run
+from cprop.arithmetic import Number, divided, one_minus_power
+from cprop.conformity import (
+    TINY,
+    Measure,
+    Moments,
+    at_least,
+    measure_name,
+    needs_mean_abs,
+    resolve_measure,
+    scale_of,
+)
+from cprop.execution import Job, Way, choose, prepare, run_all
 from cprop.moments import (
+    AVERAGES,
+    EARLIER,
     MEAN,
     MEAN_ABS,
     MEAN_SQUARE,
+    PREFIX,
     STEP,
     StatisticsScalars,
     moments_from,
     statistics_scalars,
+    steps_at,
 )
 from cprop.rules import GRAD, PARAM
-from cprop.storage import FORMATS, allocate, load, restore
+from cprop.sharding import local
+from cprop.storage import FORMATS, allocate, load, restore, store
 
 __all__ = ["ConformityOptimizer", "NativeOptimizer", "Settings"]
 
-COUNTERS: Final = ("step", STEP)
-STATISTICS: Final = (STEP, MEAN, MEAN_SQUARE, MEAN_ABS)
+COUNTERS: Final = ("step", STEP, EARLIER)
+STATISTICS: Final = (STEP, EARLIER, *AVERAGES)
 
 
 class Settings(NamedTuple):
@@ -89,7 +104,9 @@ def complete(options: Options) -> dict[str, Any]:
     defaults = {"maximize": False, "foreach": None, "fused": None, "capturable": False, **Settings()._asdict()}
     unknown = sorted(set(options) - set(defaults))
     if unknown:
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: choose from {', '.join(defaults)}")
+        meant = PREFIX + unknown[0]
+        instead = f"write {meant}" if meant in defaults else f"choose from {', '.join(defaults)}"
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}: {instead}")
     return {**defaults, **options}
 
 
@@ -177,6 +194,7 @@ class ConformityOptimizer(Optimizer):
 
     def moments(self) -> Iterator[tuple[Tensor, dict[str, Any], Moments]]:
         """Each parameter that has had a gradient, with its group and its statistics as they stand."""
+        self._look_at_settings()
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
@@ -185,11 +203,12 @@ class ConformityOptimizer(Optimizer):
 
     @torch.no_grad()
     def _moments(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Moments:
-        tensors = {key: load(torch.view_as_real(x) if x.is_complex() else x) for key, x in tensors_of(state).items()}
+        square = self._square_key(state)
+        stored = {key: state[key] for key in {*AVERAGES, square} & state.keys()}
+        tensors = {key: load(torch.view_as_real(x) if x.is_complex() else x) for key, x in stored.items()}
         h = self._statistics_scalars(state, group)
         if needs_mean_abs(group["cprop_measure"]) and MEAN_ABS not in state:
             tensors[MEAN_ABS] = self._mean_abs_bound(tensors, h)
-        square = self._square_key(state)
         return moments_from(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
@@ -204,16 +223,62 @@ class ConformityOptimizer(Optimizer):
     def _ensure_mean_abs(self, p: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
         """Start the mean absolute gradient for a measure that needs it, chosen perhaps in mid-training."""
         if MEAN_ABS not in state:
-            bound = self._mean_abs_bound(state, self._statistics_scalars(state, group))
-            state[MEAN_ABS] = new_state(p, group, MEAN_ABS).copy_(bound)
+            mean_abs = new_state(p, group)
+            if group.get("capturable") or state[STEP] > 0:
+                mean_abs.copy_(self._mean_abs_bound(state, self._statistics_scalars(state, group)))
+            state[MEAN_ABS] = mean_abs
 
     def _mean_abs_bound(self, tensors: Mapping[str, Tensor], h: StatisticsScalars) -> Tensor:
         """The root of the mean square, an upper bound of the mean absolute gradient.
 
         Starting from it, the scale starts low and forgets the difference within the horizon.
         """
-        v_hat = load(tensors[self._square_key(tensors)]) / h.corrections.b_v
+        # Of a counter on a device it is not known whether it is zero, and with it the correction.
+        v_hat = load(tensors[self._square_key(tensors)]) / at_least(h.corrections.b_v, TINY)
         return v_hat.sqrt() * h.corrections.b
+
+    def _look_at_settings(self) -> None:
+        """Look at settings that were edited since the last step.
+
+        What is out of range is refused. For another ``cprop_beta`` the statistics are carried over.
+        """
+        if torch.compiler.is_compiling():
+            return
+        seen: dict[int, tuple[dict[str, Any], Settings]] = self.__dict__.setdefault("_seen", {})
+        for index, group in enumerate(self.param_groups):
+            settings = settings_of(group)
+            known, before = seen.get(index, (None, settings))
+            # A setting that is a tensor, and still the same one, is not read: that would wait for the device.
+            if known is group and settings == before:
+                continue
+            settings.check()
+            if known is group and settings.cprop_beta != before.cprop_beta:
+                self._carry_over(group, before.cprop_beta)
+            seen[index] = group, settings
+
+    @torch.no_grad()
+    def _carry_over(self, group: Mapping[str, Any], before: float) -> None:
+        """Go on with a new ``cprop_beta``: the same means, of as many gradients as before.
+
+        A mean square that was shared with the algorithm becomes our own.
+        """
+        for p in group["params"]:
+            state = self.state.get(p, {})
+            if STEP not in state or state[STEP] == 0:
+                continue
+            k = self._statistics_scalars(state, {**group, "cprop_beta": before, "capturable": False}).corrections
+            t = float(state[STEP])
+            state[STEP].fill_(steps_at(group["cprop_beta"], t, before))
+            if state[STEP] != t:
+                earlier = state.setdefault(EARLIER, new_counter(p, group))
+                earlier.add_(t - float(state[STEP]))
+            b = one_minus_power(group["cprop_beta"], float(state[STEP]))
+            square = state[self._square_key(state)]
+            if MEAN_SQUARE not in state:
+                state[MEAN_SQUARE] = new_state(p, group)
+            store(local(state[MEAN_SQUARE]), load(local(square)) * (b / k.b_v), t)
+            for key in {MEAN, MEAN_ABS} & state.keys():
+                store(local(state[key]), load(local(state[key])) * (b / k.b), t)
 
     def _begin_step(self, closure: Callable[[], float] | None) -> tuple[float | None, list[Moved]]:
         """Evaluate the closure, if there is one, and look at all gradients before anything moves.
@@ -225,6 +290,7 @@ class ConformityOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._look_at_settings()
         moved = []
         for index, group in enumerate(self.param_groups):
             params = []
@@ -263,6 +329,8 @@ class ConformityOptimizer(Optimizer):
             for group in groups:
                 self._check(group)
             self._load({**state_dict, "param_groups": groups}, saved)
+            self.__dict__.pop("_seen", None)
+            self._look_at_settings()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -270,14 +338,18 @@ class ConformityOptimizer(Optimizer):
         """The settings that are of one sort for ever, so that another sort in a checkpoint is damage."""
         return self.defaults
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._look_at_settings()
+        return super().__getstate__()
+
     def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add zero state for parameters that have none while others have, as it will be before their first gradient."""
         state = state_dict["state"]
         if state:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
                 for i, p in zip(saved["params"], group["params"], strict=True):
-                    if not state.get(i) and p.requires_grad:
-                        state[i] = self._placeholder(p, group)
+                    if STEP not in state.get(i, {}) and p.requires_grad:
+                        state[i] = {**state.get(i, {}), **self._placeholder(p, group)}
         return state_dict
 
     @abstractmethod
@@ -296,13 +368,9 @@ def name_measures(state_dict: dict[str, Any]) -> dict[str, Any]:
     return state_dict
 
 
-UNSIGNED: Final = (MEAN_SQUARE, MEAN_ABS, "exp_avg_sq", "max_exp_avg_sq", "square_avg")
-"""State that is never negative, which eight bits hold with twice the precision."""
-
-
-def new_state(p: Tensor, group: Mapping[str, Any], key: str) -> Tensor:
-    """Zero state under a key, laid out and sharded like a parameter, in the group's format."""
-    return allocate(p, group["cprop_state_dtype"], signed=key not in UNSIGNED)
+def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Zero state, laid out and sharded like a parameter, in the group's format."""
+    return allocate(p, group["cprop_state_dtype"])
 
 
 def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -316,12 +384,14 @@ def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Ten
         counter = new_counter(p, group)
         return counter.fill_(checkpoint.check_counter(key, saved))
     tensor = checkpoint.check_tensor(key, saved, p.shape)
-    return restore(tensor, p, group["cprop_state_dtype"], signed=key not in UNSIGNED)
+    return restore(tensor, p, group["cprop_state_dtype"])
 
 
-def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The parameter-sized part of one parameter's state."""
-    return {key: value for key, value in state.items() if key not in COUNTERS}
+def foreign_state(value: Any, p: Tensor) -> Any:
+    """A copy of what another tool keeps beside our state, where the parameter is."""
+    if isinstance(value, Tensor):
+        return value.detach().to(p.device if value.dim() else value.device, copy=True)
+    return copy.deepcopy(value)
 
 
 ONE: Final = torch.tensor(1.0, device="cpu")  # whatever the default device is
@@ -384,8 +454,13 @@ class NativeOptimizer(ConformityOptimizer):
             The closure's loss, if there is one.
         """
         loss, moved = self._begin_step(closure)
+        runs: list[Callable[[], None]] = []
         for group, params in moved:
-            run(type(self).rule, self._jobs(params, group), self._flags(group), self._way(params, group))
+            jobs = self._jobs(params, group)
+            runs += prepare(type(self).rule, jobs, self._flags(group), self._way(params, group))
+        for _, params in moved:
+            count_up([self.state[p][counter] for p in params for counter in self._counters()])
+        run_all(runs)
         return loss
 
     @staticmethod
@@ -393,29 +468,32 @@ class NativeOptimizer(ConformityOptimizer):
         """The way that the group says, or torch would choose."""
         return choose(params, group["foreach"], group["fused"])
 
+    def _counters(self) -> tuple[str, ...]:
+        """The counters of each parameter's steps: ours, and the algorithm's own if it has one."""
+        return ("step", STEP) if self.counts_steps else (STEP,)
+
     def _jobs(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Job]:
-        """Allocate what is missing of the parameters' state, count the step, and gather those that march in step."""
+        """Allocate what is missing of the parameters' state, and gather parameters whose next step is the same."""
         group = with_scalar_lr(group)
         keys, shared = self._state_keys(group), self._shares_square(group)
-        fresh = [self._prepare(p, group, keys, shared) for p in params]
-        states = [self.state[p] for p in params]
-        counters = ("step", STEP) if self.counts_steps else (STEP,)
-        count_up([state[counter] for state in states for counter in counters])
         needs_abs = needs_mean_abs(group["cprop_measure"])
         jobs: dict[Any, Job] = {}
-        for p, state, first in zip(params, states, fresh, strict=True):
+        for p in params:
+            first = self._prepare(p, group, keys, shared)
+            state = self.state[p]
             if needs_abs:
                 self._ensure_mean_abs(p, state, group)
-            tensors = {PARAM: p, GRAD: cast("Tensor", p.grad), **state}
-            t = own_t = count(tensors.pop(STEP), group)
+            # What else lies there is not ours: other tools keep things beside our state.
+            names = (*keys, *(key for key in AVERAGES if key in state))
+            t = own_t = count(state[STEP], group) + 1
             if self.counts_steps:
-                t = count(tensors.pop("step"), group)
-            key = (t, own_t, first, *tensors)
+                t = count(state["step"], group) + 1
+            key = (t, own_t, first, names)
             if key not in jobs:
-                square_t = own_t if self._square_key(state) == MEAN_SQUARE else t
+                square_t = own_t if MEAN_SQUARE in state else t
                 scalars = self._scalars(group, t, first, statistics_scalars(group, own_t, square_t))
-                jobs[key] = Job(tuple(tensors), [], scalars, own_t)
-            jobs[key].rows.append(tuple(tensors.values()))
+                jobs[key] = Job((PARAM, GRAD, *names), [], scalars, own_t)
+            jobs[key].rows.append((p, cast("Tensor", p.grad), *(state[name] for name in names)))
         return list(jobs.values())
 
     def _prepare(self, p: Tensor, group: Mapping[str, Any], keys: tuple[str, ...], shared: bool) -> bool:
@@ -424,18 +502,18 @@ class NativeOptimizer(ConformityOptimizer):
         fresh = False
         for key in keys:
             if key not in state:
-                state[key] = new_state(p, group, key)
+                state[key] = new_state(p, group)
                 fresh = True
         if self.counts_steps and "step" not in state:
             state["step"] = new_counter(p, group)
         if STEP not in state:
             state[STEP] = new_counter(p, group)
-            state.update({key: new_state(p, group, key) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
+            state.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
             # The two mean squares came apart in mid-training; ours goes on from where they parted.
             k = self._statistics_scalars(state, group).corrections
-            state[MEAN_SQUARE] = new_state(p, group, MEAN_SQUARE)
-            state[MEAN_SQUARE].copy_(load(state[self.shared_square]) * (k.b / k.b_v))
+            state[MEAN_SQUARE] = new_state(p, group)
+            state[MEAN_SQUARE].copy_(load(state[self.shared_square]) * (k.b / at_least(k.b_v, TINY)))
         return fresh
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
@@ -450,21 +528,22 @@ class NativeOptimizer(ConformityOptimizer):
                     state[p] = self._read_state(p, group, saved[p])
         self.__setstate__({"state": state, "param_groups": groups})
 
-    def _read_state(self, p: Tensor, group: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Tensor]:
-        saved = {key: value for key, value in saved.items() if value is not None}
-        if checkpoint.is_placeholder(saved):
-            return {}
-        own = self._state_keys(group) + (("step",) if self.counts_steps else ())
-        unknown = set(saved) - {*own, *self.switched_state, *STATISTICS}
-        if unknown:
+    def _read_state(self, p: Tensor, group: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        needed = self._state_keys(group) + (("step",) if self.counts_steps else ())
+        known = {*needed, *self.switched_state, *STATISTICS}
+        foreign = {key: foreign_state(value, p) for key, value in saved.items() if key not in known}
+        own = {key: value for key, value in saved.items() if key in known and value is not None}
+        if checkpoint.is_placeholder(own):
+            return foreign
+        if foreign and not own:
             raise checkpoint.CheckpointError(
-                f"the checkpoint has state {sorted(unknown)}, which {type(self).__name__} does not keep: "
+                f"the checkpoint has state {sorted(foreign)}, and nothing that {type(self).__name__} keeps: "
                 "it is of another optimizer"
             )
-        checkpoint.all_or_none(saved, own)
-        shared = self._shares_square(group) and self.shared_square in saved
-        checkpoint.all_or_none(saved, (STEP, MEAN) if shared else (STEP, MEAN, MEAN_SQUARE))
-        return {key: read_state(key, value, p, group) for key, value in saved.items()}
+        checkpoint.all_or_none(own, needed)
+        shared = self._shares_square(group) and self.shared_square in own
+        checkpoint.all_or_none(own, (STEP, MEAN) if shared else (STEP, MEAN, MEAN_SQUARE))
+        return {**foreign, **{key: read_state(key, value, p, group) for key, value in own.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as torch's optimizers give it; loadable with ``weights_only=True``.
@@ -472,10 +551,10 @@ class NativeOptimizer(ConformityOptimizer):
         A parameter that has not had a gradient yet has zero state in it, and none when it is
         loaded: a checkpoint library looks for the same entries of every parameter.
         """
+        self._look_at_settings()
         return name_measures(self._complete_state(super().state_dict()))
 
     def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         statistics = (MEAN,) if self._shares_square(group) else (MEAN, MEAN_SQUARE)
-        counters = ("step", STEP) if self.counts_steps else (STEP,)
         keys = (*self._state_keys(group), *statistics)
-        return {key: new_counter(p, group) for key in counters} | {key: new_state(p, group, key) for key in keys}
+        return {key: new_counter(p, group) for key in self._counters()} | {key: new_state(p, group) for key in keys}

@@ -85,8 +85,7 @@ class CPropSGD(NativeOptimizer):
         cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
             gradients are below about 1e-6.
         cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: how the state is stored: ``"float32"``, ``"bfloat16"`` (rounded
-            stochastically), or ``"8bit"`` (needs torchao).
+        cprop_state_dtype: how the state is stored: ``"float32"``, or ``"bfloat16"`` (rounded stochastically).
 
     Example:
         >>> import torch, cprop

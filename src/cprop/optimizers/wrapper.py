@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -18,8 +19,9 @@ from torch.optim.optimizer import ParamsT
 from cprop import checkpoint
 from cprop.arithmetic import divided
 from cprop.conformity import Measure, needs_mean_abs
-from cprop.execution import Job, Way, choose, run
+from cprop.execution import Job, Way, choose, prepare, run_all
 from cprop.moments import (
+    AVERAGES,
     MEAN,
     MEAN_SQUARE,
     PREFIX,
@@ -40,11 +42,16 @@ from cprop.optimizers.base import (
     read_state,
     settings_of,
 )
-from cprop.rules import GRAD, PARAM
+from cprop.rules import GRAD
+from cprop.sharding import local
 
 __all__ = ["CProp"]
 
-SNAPSHOT = "snapshot"
+MOVED: Final = "moved"
+"""The parameter after the inner optimizer's step. By this name a bfloat16 parameter is rounded stochastically, as state
+is: to the nearest, half a move of one unit would be none or all of it."""
+SNAPSHOT: Final = "snapshot"
+"""The parameter before it."""
 
 TORCHS_SETTINGS: Final = frozenset(
     {
@@ -75,7 +82,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
 
     ``lerp`` because this sum, computed as written, is not :math:`\theta'_t` at scale one.
     """
-    return {PARAM: torch.lerp(x[SNAPSHOT], x[PARAM], divided(scale_from(x, h, flags.measure)))}
+    return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], divided(scale_from(x, h, flags.measure)))}
 
 
 class CProp(ConformityOptimizer):
@@ -106,7 +113,7 @@ class CProp(ConformityOptimizer):
         eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
             gradients are below about 1e-6.
         measure: how conformity is measured; see :func:`cprop.conformity_scale`.
-        state_dtype: ``"float32"``, ``"bfloat16"``, or ``"8bit"`` (needs torchao): how the statistics are stored.
+        state_dtype: how the statistics are stored: ``"float32"``, or ``"bfloat16"`` (rounded stochastically).
         foreach: run CProp's part over lists of tensors; by default, as the inner optimizer's group says.
         fused: run CProp's part as compiled kernels; by default, as the inner optimizer's group says.
 
@@ -140,8 +147,12 @@ class CProp(ConformityOptimizer):
         state_dtype: str = "float32",
         foreach: bool | None = None,
         fused: bool | None = None,
+        **misnamed: Any,
     ) -> None:
         refuse_unsuitable(optimizer)
+        for name in misnamed:
+            instead = f"write {name.removeprefix(PREFIX)}" if name.startswith(PREFIX) else "it is no setting of CProp"
+            raise TypeError(f"CProp got an unexpected keyword argument {name!r}: {instead}")
         settings = {
             **Settings(beta, c, eps, measure, state_dtype).check()._asdict(),
             "cprop_foreach": foreach,
@@ -192,6 +203,7 @@ class CProp(ConformityOptimizer):
         self.inner.state = state
 
     def __getstate__(self) -> dict[str, Any]:
+        self._look_at_settings()
         return {"inner": self.inner, "defaults": self.defaults}
 
     def __repr__(self) -> str:
@@ -214,18 +226,74 @@ class CProp(ConformityOptimizer):
             The closure's loss, if there is one.
         """
         loss, moved = self._begin_step(closure)
-        scalings: list[tuple[list[Job], WrapperFlags, Way]] = []
+        observations: list[Callable[[], None]] = []
+        scalings: list[Callable[[], None]] = []
+        rescaled: list[Job] = []
         with self._statistics() as statistics:
             for group, params in moved:
                 flags, way = WrapperFlags(group["cprop_measure"]), self._way(params, group)
-                observations, scalings_of_group = self._jobs(params, statistics, group)
-                # Before the inner step, which may write to the gradient or drop it.
-                run(observe_gradient, observations, flags, way)
-                scalings.append((scalings_of_group, flags, way))
-            self.inner.step()
-        for jobs, flags, way in scalings:
-            run(rescale_update, jobs, flags, way)
+                before, after = self._jobs(params, statistics, group)
+                observations += prepare(observe_gradient, before, flags, way)
+                scalings += prepare(rescale_update, after, flags, way)
+                rescaled += after
+            for _, params in moved:
+                count_up([statistics[p][STEP] for p in params])
+            # Before the inner step, which may write to the gradient or drop it.
+            run_all(observations)
+            self._step_inner(*([] if closure is None else [self._closure_with(loss)]))
+            if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
+                self._warned = True
+                self._warn_of_weights_in_state((row[0], row[1]) for job in rescaled for row in job.rows)
+        run_all(scalings)
         return loss
+
+    def _step_inner(self, *args: Any) -> None:
+        """The inner optimizer's step with its own hooks, and without torch's global ones: our step calls those."""
+        inner, step = self.inner, type(self.inner).step
+        if torch.compiler.is_compiling() or "step" in vars(inner) or not getattr(step, "hooked", False):
+            inner.step(*args)
+            return
+        kwargs: dict[str, Any] = {}
+        args = (inner, *args)
+        for hook in inner._optimizer_step_pre_hooks.values():
+            replaced = hook(inner, args, kwargs)
+            args, kwargs = (args, kwargs) if replaced is None else replaced
+        step.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        for post_hook in inner._optimizer_step_post_hooks.values():
+            post_hook(inner, args, kwargs)
+
+    def _closure_with(self, loss: float | None) -> Callable[[], float | None]:
+        """A closure for an inner optimizer that asks for the loss, and not for another gradient."""
+        params = list(chain.from_iterable(group["params"] for group in self.param_groups))
+        versions = [p._version for p in params]
+
+        def known_loss() -> float | None:
+            if versions != [p._version for p in params]:
+                name = type(self.inner).__name__
+                raise RuntimeError(
+                    f"{name} evaluates its closure at other weights, and CProp around it sees one gradient per step: "
+                    f"put CProp inside, as in {name}(params, base_optimizer=CProp.around(torch.optim.Adam), lr=1e-3)"
+                )
+            return loss
+
+        return known_loss
+
+    def _warn_of_weights_in_state(self, moved: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Say so, once, if the inner optimizer keeps weights where no scale reaches them.
+
+        Args:
+            moved: parameters after the inner step, and what they were before.
+        """
+        for p, before in islice(moved, 20):  # they are alike, and reading one waits for its device
+            for key, value in self.state.get(p, {}).items():
+                if correlation(value, before) > max(0.99, correlation(value, p.grad)):  # of w^2 the gradient is w
+                    name = type(self.inner).__name__
+                    warnings.warn(
+                        f"{name} keeps weights in its state ({key!r}), where CProp's scale does not reach: if its "
+                        "steps start from them, as MADGRAD's do, CProp has no effect, and another optimizer is better",
+                        stacklevel=5,
+                    )
+                    return
 
     def _snapshot(self, p: Tensor) -> Tensor:
         """A copy of a parameter as it is now, in memory that the next step will use again on a CPU.
@@ -262,22 +330,21 @@ class CProp(ConformityOptimizer):
     def _jobs(
         self, params: list[Tensor], statistics: Mapping[Tensor, dict[str, Any]], group: Mapping[str, Any]
     ) -> tuple[list[Job], list[Job]]:
-        """Allocate what is missing of the parameters' statistics, count the step, and gather both halves of it."""
+        """Allocate what is missing of the parameters' statistics, and gather both halves of the step."""
         for p in params:
             if STEP not in statistics[p]:
                 statistics[p].update(empty_statistics(p, group))
-        count_up([statistics[p][STEP] for p in params])
         needs_abs = needs_mean_abs(group["cprop_measure"])
         jobs: dict[Any, tuple[Job, Job]] = {}
         for p in params:
             if needs_abs:
                 self._ensure_mean_abs(p, statistics[p], group)
-            own = dict(statistics[p])
-            t = count(own.pop(STEP), group)
+            own = {key: statistics[p][key] for key in AVERAGES if key in statistics[p]}
+            t = count(statistics[p][STEP], group) + 1
             key = (t, *own)
             if key not in jobs:
                 h = statistics_scalars(group, t)
-                jobs[key] = Job((GRAD, *own), [], h, t), Job((PARAM, SNAPSHOT, *own), [], h, t)
+                jobs[key] = Job((GRAD, *own), [], h, t), Job((MOVED, SNAPSHOT, *own), [], h, t)
             observation, scaling = jobs[key]
             observation.rows.append((writable_gradient(p), *own.values()))
             scaling.rows.append((p, self._snapshot(p), *own.values()))
@@ -306,14 +373,21 @@ class CProp(ConformityOptimizer):
         """One ordinary ``state_dict`` for both optimizers, loadable with ``weights_only=True``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
+        self._look_at_settings()
         state_dict = name_measures(self._complete_state(self.inner.state_dict()))
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         return state_dict
 
+    def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        # Only if all state is ours. What the inner optimizer would keep is its own to know, and it would not initialise
+        # a parameter that has ours alone, once the checkpoint is loaded without CProp.
+        entries = (entry for entry in state_dict["state"].values() if isinstance(entry, Mapping))
+        only_ours = all(str(key).startswith(PREFIX) for key in chain.from_iterable(entries))
+        return super()._complete_state(state_dict) if only_ours else state_dict
+
     def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        # Only ours: what the inner optimizer would keep is its own to know.
         return empty_statistics(p, group)
 
     def _known_settings(self) -> Collection[str]:
@@ -351,7 +425,17 @@ class CProp(ConformityOptimizer):
 
 def empty_statistics(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     """Statistics that have not seen a gradient."""
-    return {STEP: new_counter(p, group)} | {key: new_state(p, group, key) for key in (MEAN, MEAN_SQUARE)}
+    return {STEP: new_counter(p, group)} | {key: new_state(p, group) for key in (MEAN, MEAN_SQUARE)}
+
+
+def correlation(value: Any, other: Tensor | None) -> float:
+    """How much a state entry is like another tensor, or a multiple of it: by some elements, if both have enough."""
+    if not isinstance(value, Tensor) or other is None or value.shape != other.shape or value.is_meta:
+        return 0.0
+    pair = [local(x).detach().flatten()[:4096] for x in (value, other)]
+    if pair[0].numel() < 8 or not all(map(Tensor.is_floating_point, pair)):
+        return 0.0
+    return float(torch.corrcoef(torch.stack([x.float() for x in pair]))[0, 1].nan_to_num())
 
 
 def writable_gradient(p: Tensor) -> Tensor:
@@ -373,6 +457,12 @@ def refuse_unsuitable(optimizer: Optimizer) -> None:
     if isinstance(optimizer, ConformityOptimizer):
         raise TypeError(
             f"{type(optimizer).__name__} is scaled by CProp already: wrap the plain optimizer, or use it as it is"
+        )
+    saved = optimizer.state_dict()
+    if not {"state", "param_groups"} <= set(saved):
+        raise TypeError(
+            f"{type(optimizer).__name__}.state_dict() has {sorted(map(str, saved))} in place of 'state' and "
+            "'param_groups', so no checkpoint could hold CProp's statistics: wrap the optimizer that it is made from"
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -413,6 +503,10 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
         cprop_fused: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        for name in {"beta", "c", "measure", "state_dtype"} & kwargs.keys() - inspect.signature(
+            optimizer_class
+        ).parameters:
+            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}: write {PREFIX}{name}")
         inner = optimizer_class(params, *args, **kwargs)
         CProp.__init__(
             self,
