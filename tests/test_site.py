@@ -34,7 +34,7 @@ def toctree(page):
 
 
 def test_every_page_is_found_from_the_first():
-    found = {"index", *toctree("index"), *toctree("api/index")}
+    found = {"index", *toctree("index"), *toctree("api/index"), *toctree("results/index")}
     assert set(PAGES) == found - {"auto_gallery/index"}
 
 
@@ -63,6 +63,15 @@ def test_the_code_of_a_page_runs(page, monkeypatch):
     names = {}
     for block in blocks:
         exec(compile(block, f"{page}.md", "exec"), names)
+
+
+def test_the_front_page_shows_the_losses_of_the_readme():
+    """The same example, shorter; a test of the README holds what it prints."""
+    losses = re.compile(r"(?<![\d.])0\.\d{3}(?!\d)")
+    pages = (ROOT / name for name in ("docs/index.md", "README.md"))
+    front, readme = (losses.findall(page.read_text().split("```text")[1])[:4] for page in pages)
+    assert front == readme
+    assert len(front) == 4
 
 
 def test_the_page_on_diagnostics_has_the_thresholds_of_the_monitor():
