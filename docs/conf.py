@@ -71,6 +71,7 @@ sphinx_gallery_conf = {
     "image_scrapers": ("matplotlib", "looks.scrape_plain_figures"),
     "reset_modules": ("looks.reset",),
     "show_memory": False,
+    "thumbnail_size": (900, 330),  # about a figure's own shape: the style sheet shows its left part
     "show_signature": False,
     "write_computation_times": False,
     "min_reported_time": 10_000,
