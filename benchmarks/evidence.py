@@ -122,26 +122,24 @@ def _searches(experiment: Kept) -> str:
     return table(["", "learning rate: final training loss (the selected one in bold)"], rows)
 
 
-ITERATIONS, SECONDS = (f"{of} to Adam's final loss" for of in ("iterations", "seconds"))
-LATER = [f"{of} to the final loss of AdamW with cosine decay" for of in ("iterations", "seconds")]
+FIRST, SECOND = ([f"{of} {target.title}" for of in ("iterations", "seconds")] for target in scoreboard.TARGETS)
+METRIC = "final test metric"
+"""Stands for accuracy or perplexity."""
 
 
 def _scores(experiment: Kept) -> str:
     """The scoreboard, with the columns that most readers look for; :func:`details` has the others."""
-    return _board(experiment, [ITERATIONS, SECONDS, "final training loss", METRIC])
+    return _board(experiment, [*FIRST, "final training loss", METRIC])
 
 
 def details(name: str) -> str:
     """A scoreboard's other columns."""
-    return _board(kept()[name], ["learning rate", *LATER, "time per step", "final test loss"])
+    return _board(kept()[name], ["learning rate", *SECOND, "time per step", "final test loss"])
 
 
 def head(name: str, rows: int) -> str:
     """The first rows of a scoreboard."""
-    return _board(kept()[name], [ITERATIONS, SECONDS, "final test loss", METRIC], rows)
-
-
-METRIC = "final test metric"
+    return _board(kept()[name], [*FIRST, "final test loss", METRIC], rows)
 
 
 def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) -> str:
@@ -155,7 +153,7 @@ def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) ->
             "place": str(place),
             "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
             "learning rate": f"{entry.specification.lr:g}",
-            **dict(zip((ITERATIONS, SECONDS, *LATER), both, strict=True)),
+            **dict(zip((*FIRST, *SECOND), both, strict=True)),
             "time per step": f"{entry.cost:.2f}",
             "final training loss": ended(entry.runs, "train_loss"),
             "final test loss": ended(entry.runs, "test_loss"),

@@ -154,8 +154,8 @@ def test_the_added_optimizer_trains_resumes_and_refuses():
 @pytest.mark.parametrize(
     ("row", "expected", "build"),
     [
-        ("**CProp** around AdamW", "12 native, 16 wrapper", cprop.CPropAdamW),
-        ("**CProp** around AdamW", "16 wrapper", lambda params: cprop.CProp(torch.optim.AdamW(params))),
+        ("**CProp** with AdamW", "12 native, 16 wrapper", cprop.CPropAdamW),
+        ("**CProp** with AdamW", "16 wrapper", lambda params: cprop.CProp(torch.optim.AdamW(params))),
         ("AdaBelief", "8", pytorch_optimizer.AdaBelief),
         ("M-SVAG", "8", pytorch_optimizer.MSVAG),
         ("Schedule-Free AdamW", "8", schedulefree.AdamWScheduleFree),
