@@ -2,8 +2,8 @@
 ==========
 
 The overconfidence ``c`` decides how much evidence is enough. A toy problem shows both sides: a hundred parameters with
-curvatures from 0.01 to 1 descend under noise. Halfway through, the minimum moves, as it does in training when the data or
-the layers above change.
+curvatures from 0.01 to 1 descend under noise. Halfway through, the minimum moves, as it does in training when the data
+or the layers above change.
 """
 
 import math
@@ -36,9 +36,9 @@ for step in range(STEPS):
 losses, scales = torch.stack(losses, 1), torch.stack(scales, 1)
 
 # %%
-# The smaller ``c``, the lower the noise floor. The larger ``c``, the sooner it finds the minimum after the move, because
-# the statistics take a while to notice. ``c = inf`` is plain SGD. This says nothing about test data, for which the paper
-# recommends a larger ``c``: a toy problem has none.
+# The smaller ``c``, the lower the noise floor. The larger ``c``, the sooner it finds the minimum after the move,
+# because the statistics take a while to notice. ``c = inf`` is plain SGD. This says nothing about test data, for which
+# the paper recommends a larger ``c``: a toy problem has none.
 
 
 def smooth(x: torch.Tensor, window: int = 20) -> torch.Tensor:

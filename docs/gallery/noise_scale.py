@@ -56,8 +56,8 @@ for size, estimate in zip(sizes, estimates, strict=True):
 
 # %%
 # Then while learning: the signal shrinks, and the true noise scale grows. The estimate covers the whole horizon, so it
-# lags behind the current value: it is too low here, where the signal falls quickly. A shorter horizon follows faster but is
-# less certain. The shaded area is one standard error of the signal.
+# lags behind the current value: it is too low here, where the signal falls quickly. A shorter horizon follows faster
+# but is less certain. The shaded area is one standard error of the signal.
 
 learning = {beta: watch(32, lr=2e-3, steps=2500, every=50, beta=beta) for beta in (0.999, 0.99)}
 

@@ -55,8 +55,8 @@ plain, _ = train(lambda params: torch.optim.Adam(params, lr=1e-2))
 scaled, optimizer = train(lambda params: cprop.CProp(torch.optim.Adam(params, lr=1e-2)))
 
 # %%
-# At this learning rate, Adam keeps jumping around. CProp shrinks steps where the sign is uncertain and leaves the others
-# alone: the scales spread over all of [0, 1].
+# At this learning rate, Adam keeps jumping around. CProp shrinks steps where the sign is uncertain and leaves the
+# others alone: the scales spread over all of [0, 1].
 
 scales = torch.cat([scale.flatten() for _, scale in optimizer.scales()])
 
