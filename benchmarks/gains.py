@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks import evidence
-from cprop_lab.figures import BAR_ALPHA, BARS, STYLE, save
+from cprop_lab.figures import BAR_ALPHA, BARS, NARROW, STYLE, save
 from cprop_lab.report import scores
 from cprop_lab.targets import pairs
 
@@ -80,7 +80,7 @@ def sentence() -> str:
 @style.context({**STYLE, "font.size": 10, "axes.titlesize": 10.5}, after_reset=True)
 def draw() -> None:
     """Draw the picture: narrow, so that a phone shows it whole."""
-    figure = Figure(figsize=(5.4, 5.9))
+    figure = Figure(figsize=(NARROW, 5.9))
     axes = figure.subplots()
     axes.axvline(1, color="black", linewidth=1)
     line = 0.0

@@ -50,6 +50,8 @@ Look = dict[str, Any]
 
 WIDTH: Final = 9.0
 """In inches: at 100 pixels an inch, the width of a README's column."""
+NARROW: Final = 5.4
+"""Of what a phone should show whole."""
 
 # Of Okabe and Ito, who chose colours that colour-blind people can tell apart; without their yellow, which is too light
 # for a line on white, and their black, which is for what belongs to no optimizer.
@@ -441,7 +443,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     """
     if not pairs:
         raise ValueError("no pairs to draw: run an optimizer without and with CProp, on the same seeds")
-    figure = Figure(figsize=(WIDTH, 0.55 * len(pairs) + 0.7))
+    figure = Figure(figsize=(NARROW, 0.55 * len(pairs) + 0.7))
     axes = figure.subplots()
     axes.grid(False, axis="y")
     axes.axvline(1, color="black", linewidth=1)
@@ -453,7 +455,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
             # Beside the panel, where nothing lies under the words.
             beside = axes.get_yaxis_transform()
             axes.text(1.01, row + offset, outcome(pair, of), transform=beside, va="center", fontsize=8)
-    axes.set_yticks(range(len(pairs)), list(pairs))
+    axes.set_yticks(range(len(pairs)), [textwrap.fill(name, 24) for name in pairs])
     axes.set_ylim(len(pairs) - 0.45, -0.55)
     axes.set_xlim(0, furthest * 1.03)
     axes.tick_params(axis="y", length=0)
