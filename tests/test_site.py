@@ -47,6 +47,15 @@ def test_links_between_pages_work_in_the_repository_too():
                 assert (path.parent / target).exists(), f"{page}: {target}"
 
 
+def test_what_the_paper_says_is_labelled_as_its_claim():
+    """So that nobody takes it for what was measured."""
+    quotes = {page: re.findall(r"(?m)(?:^>.*\n)+", (DOCS / f"{page}.md").read_text()) for page in PAGES}
+    of_results = [quote for page, own in quotes.items() if page.startswith("results/") for quote in own]
+    assert len(of_results) > 10
+    for quote in of_results:
+        assert quote.startswith("> **The paper's claim:** \""), quote
+
+
 WITH_CODE = ("index", "migration", "settings", "how-it-works", "diagnostics", "internals", "related")
 
 
