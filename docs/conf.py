@@ -9,6 +9,7 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx_gallery.directives import imgsgnode
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_extensions"), str(DOCS / "figures")]
@@ -86,7 +87,16 @@ def keep_numbers_whole(app: Sphinx, page: nodes.document, name: str) -> None:
             text.parent.replace(text, nodes.Text(text.replace(" ± ", "\xa0±\xa0").replace(" %", "\xa0%")))
 
 
+def let_figures_scroll(app: Sphinx, page: nodes.document, name: str) -> None:
+    """The gallery's figures, which stand in no paragraph, get a box that can scroll."""
+    for figure in list(page.findall(imgsgnode)):
+        box = nodes.container(classes=["scroll"])
+        figure.replace_self(box)
+        box += figure
+
+
 def setup(app: Sphinx) -> None:
     """Draw the figures of the pages before anything reads the pages."""
     app.connect("builder-inited", lambda _: draw.everything(DOCS / "drawn"))
     app.connect("doctree-resolved", keep_numbers_whole)
+    app.connect("doctree-resolved", let_figures_scroll)
