@@ -22,6 +22,7 @@ from cprop_lab.groups import WORDS, grouped, judged_by, names
 from cprop_lab.learning_rate import final_loss
 from cprop_lab.report import draw, scores
 from cprop_lab.results import BINS, Run, Store
+from cprop_lab.scoreboard import Entry
 from cprop_lab.specification import Specification
 from cprop_lab.targets import as_measured, ended, facet, outcome, pairs, shown
 
@@ -72,12 +73,12 @@ def section(name: str) -> str:
 
 
 def _pairs(experiment: Kept) -> str:
-    """Each optimizer without and with CProp: iterations to target, and where both end."""
+    """Each optimizer plain and with CProp: iterations to the baseline's final loss, and how both runs end."""
     found = pairs(experiment.runs)
     judges = {name: judged_by(pair.plain) for name, pair in found.items()}  # workloads may differ in theirs
     judged = " or ".join(dict.fromkeys(WORDS[column] for column in judges.values()))
-    headings = ["", "learning rate", "iterations with CProp, as a part"]
-    headings += [f"{words}, {which}" for words in (WORDS["train_loss"], judged) for which in ("without", "with CProp")]
+    headings = ["", "learning rate", "relative iterations"]
+    headings += [f"{words}, {which}" for words in (WORDS["train_loss"], judged) for which in ("plain", "with CProp")]
     rows = [
         [
             name,
@@ -118,25 +119,51 @@ def _searches(experiment: Kept) -> str:
         best = min(losses, key=lambda lr: sum(losses[lr]))
         tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in losses.items()}
         rows.append([name, "; ".join(f"**{text}**" if lr == best else text for lr, text in tried.items())])
-    return table(["", "learning rate: training loss at the end (the chosen one bold)"], rows)
+    return table(["", "learning rate: final training loss (the selected one in bold)"], rows)
+
+
+FIRST, SECOND = ([f"{of} {target.title}" for of in ("iterations", "seconds")] for target in scoreboard.TARGETS)
+METRIC = "final test metric"
+"""Stands for accuracy or perplexity."""
 
 
 def _scores(experiment: Kept) -> str:
-    """The scoreboard."""
-    headings, rows = scoreboard.table(scores(*experiment))
-    bold = [[f"**{row[0]}**" if "CProp" in row[0] else row[0], *row[1:]] for row in rows]
-    return table(headings, bold)
+    """The scoreboard, with the columns that most readers look for; :func:`details` has the others."""
+    return _board(experiment, [*FIRST, "final training loss", METRIC])
 
 
-def head(name: str, rows: int = 6) -> str:
-    """The first rows of a scoreboard, and Adam's, with the columns that say most."""
-    headings, all_rows = scoreboard.table(scores(*kept()[name]))
-    chosen = [0, 2, 3, len(headings) - 1]
-    shown = [row for place, row in enumerate(all_rows) if place < rows or row[0] == "Adam"]
-    places = {row[0]: str(place) for place, row in enumerate(all_rows, start=1)}
-    return table(
-        ["place", *(headings[i] for i in chosen)], [[places[row[0]], *(row[i] for i in chosen)] for row in shown]
-    )
+def details(name: str) -> str:
+    """A scoreboard's other columns."""
+    return _board(kept()[name], ["learning rate", *SECOND, "time per step", "final test loss"])
+
+
+def head(name: str, rows: int) -> str:
+    """The first rows of a scoreboard."""
+    return _board(kept()[name], [*FIRST, "final test loss", METRIC], rows)
+
+
+def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) -> str:
+    """Some columns of a scoreboard, rows with CProp in bold; with places if only the first rows are wanted."""
+    entries = scores(*experiment)
+    judged = judged_by(entries[0].runs)
+
+    def cells(place: int, entry: Entry) -> dict[str, str]:
+        both = [scoreboard.part_in_words(entry, target, of) for target in (0, 1) for of in ("iterations", "seconds")]
+        return {
+            "place": str(place),
+            "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
+            "learning rate": f"{entry.specification.lr:g}",
+            **dict(zip((*FIRST, *SECOND), both, strict=True)),
+            "time per step": f"{entry.cost:.2f}",
+            "final training loss": ended(entry.runs, "train_loss"),
+            "final test loss": ended(entry.runs, "test_loss"),
+            METRIC: ended(entry.runs, judged),
+        }
+
+    chosen = [*["place"] * bool(rows), "optimizer", *columns]
+    headings = [f"final {WORDS[judged]}" if column == METRIC else column for column in chosen]
+    lines = (cells(place, entry) for place, entry in enumerate(entries[:rows], start=1))
+    return table(headings, ([line[column] for column in chosen] for line in lines))
 
 
 def equally_far(names: Iterable[str]) -> str:
@@ -156,7 +183,7 @@ def equally_far(names: Iterable[str]) -> str:
             # Experiments share runs: each pair stands where it comes first.
             rows.setdefault(tuple(run.identity for run in pair.scaled), row)
     kinds = ("test loss", "accuracy or perplexity")
-    headings = [f"{kind}, {which}" for kind in kinds for which in ("without", "with CProp")]
+    headings = [f"{kind}, {which}" for kind in kinds for which in ("plain", "with CProp")]
     return table(["experiment", "", *headings, "seeds with a lower test loss"], rows.values())
 
 
@@ -178,7 +205,8 @@ def _made(experiment: Kept) -> str:
         f"*`{about['command']}`; preset {about['preset']}{reduced}; "
         f"{numbers(lambda s: s.iterations)} iterations; seeds {numbers(lambda s: s.seed)}; evaluated on "
         f"{numbers(lambda s: s.examples)} {looked_at}; {precisions}; "
-        f"torch {all_of('torch')} on {all_of('device')}, threads a run: {all_of('threads')}; commit {all_of('commit')}*"
+        f"torch {all_of('torch')} on {all_of('device')}, threads per run: {all_of('threads')}; "
+        f"commit {all_of('commit')}*"
     )
 
 

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cost_model, evidence
+from benchmarks import cost_model, evidence, gains
 from benchmarks.evidence import table
 from cprop_lab.cost import Cost
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("step", "scale", "lab", "cluster", "diagnostics")),
-    *(ROOT / "docs" / "results" / f"{name}.md" for name in ("index", "scoreboard", "when-to-use")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("index", "step", "scale", "lab", "cluster", "diagnostics")),
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
 )
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 
@@ -43,7 +43,7 @@ def ratios() -> dict[str, dict[str, float]]:
 
 def step() -> str:
     """The step of every optimizer on every list."""
-    headings = ["time against torch's fused Adam", *SHAPES]
+    headings = ["time relative to torch's fused Adam", *SHAPES]
     return table(
         headings,
         ([name, *(f"{row[shape]:.2f}" if shape in row else "" for shape in SHAPES)] for name, row in ratios().items()),
@@ -54,7 +54,7 @@ def memory() -> str:
     """Bytes of state and of temporaries."""
     rows = [row for row in results("step")["rows"] if row["shape"] == "25M"]
     return table(
-        ["optimizer", "state, bytes a parameter", "temporary, bytes a parameter"],
+        ["optimizer", "state, bytes per parameter", "temporary, bytes per parameter"],
         (
             [row["name"], f"{row['state_bytes_per_parameter']:.1f}", f"{row['temporary_bytes_per_parameter']:.1f}"]
             for row in rows
@@ -80,8 +80,8 @@ def limits() -> str:
     python = measured["python_us_per_parameter"]
     lines = [f"{name}: {python[name]:.0f} µs" for name in python]
     return (
-        table(["25 M parameters", "ms", "against fused Adam"], rows)
-        + f"\n\nBesides the arithmetic, a step spends on each parameter: {'; '.join(lines)}."
+        table(["25 M parameters", "ms", "relative to fused Adam"], rows)
+        + f"\n\nBesides the arithmetic, a step spends per parameter tensor: {'; '.join(lines)}."
     )
 
 
@@ -111,7 +111,7 @@ def time_to_target() -> str:
         ]
         for run in results("time_to_target")["results"]
     ]
-    return table(["optimizer", "seed", "target", "plain, s", "CProp, s", "CProp, iterations", "times shorter"], rows)
+    return table(["optimizer", "seed", "target", "plain, s", "CProp, s", "CProp, iterations", "speed-up"], rows)
 
 
 def preemption() -> str:
@@ -121,7 +121,7 @@ def preemption() -> str:
     worlds = "-".join(str(event["world"]) for event in run["events"])
     return (
         f"{run['kills']} kills in {run['steps']:,} steps, on {worlds} ranks in turn; {damaged} checkpoints damaged on "
-        f"purpose, all of them passed over. Largest difference of the loss to the undisturbed run, at any step: "
+        f"purpose, all of them skipped. Largest difference in loss from the undisturbed run, at any step: "
         f"{run['difference']:.1e}."
     )
 
@@ -136,9 +136,9 @@ def claims() -> str:
     )
     limit, native, wrapper, authors = (ratios()[name]["25M"] for name in names)
     return (
-        f"A compiled loop that moves the same bytes and computes nothing takes {limit:.1f} times fused Adam; "
-        f"`CPropAdam` takes {native:.1f}, the wrapper around fused Adam {wrapper:.1f}, and the authors' formulation "
-        f"{authors:.0f}."
+        f"Relative to torch's fused Adam, a step of `CPropAdam` takes {native:.1f} times as long, the wrapper around "
+        f"fused Adam {wrapper:.1f} times, and the authors' formulation {authors:.0f} times. A compiled loop that only "
+        f"moves `CPropAdam`'s bytes takes {limit:.1f} times as long."
     )
 
 
@@ -149,7 +149,7 @@ def cost_by_bytes() -> str:
         for shape in ("25M", "gpt2-small")
     )
     return table(
-        ["against torch's fused Adam", "by bytes", "measured, 25 M", "measured, 124 M"],
+        ["relative to torch's fused Adam", "by bytes", "measured, 25 M", "measured, 124 M"],
         (
             [name, f"{predicted:.2f}", f"{measured:.2f}", f"{larger:.2f}"]
             for (name, predicted, measured), (_, _, larger) in zip(at_25, at_124, strict=True)
@@ -171,7 +171,14 @@ def cost_at_scale() -> str:
         for setting in cost_model.SETTINGS
         for cost in cost_model.COSTS
     )
-    headings = ["parameters", "ranks", "optimizer", "state a rank, GiB", "bytes moved a rank, GB", "time of a step, ms"]
+    headings = [
+        "parameters",
+        "ranks",
+        "optimizer",
+        "state per rank, GiB",
+        "bytes moved per rank, GB",
+        "time per step, ms",
+    ]
     return table(headings, rows)
 
 
@@ -283,7 +290,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "monitor": monitor,
     "cell states": cell_states,
     "equally far": lambda: evidence.equally_far(COMPARED),
-    "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc"),
+    "gains": gains.sentence,
+    "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc", 10),
 }
 
 
@@ -291,8 +299,9 @@ def filled(page: str) -> str:
     """A page with all its measured sections and facts made anew."""
 
     def section(match: re.Match[str]) -> str:
-        kind, _, name = match[1].partition("evidence ")
-        made = SECTIONS[kind]() if kind else evidence.section(name)
+        kind, _, name = match[1].rpartition(" ")
+        of_experiment = {"evidence": evidence.section, "details": evidence.details}
+        made = of_experiment[kind](name) if kind in of_experiment else SECTIONS[match[1]]()
         return f"<!-- measured: {match[1]} -->\n{made}\n<!-- end -->"
 
     def fact(match: re.Match[str]) -> str:
@@ -308,6 +317,7 @@ def main() -> None:
         path.write_text(filled(path.read_text()))
         print(f"{path.relative_to(ROOT)} is up to date")
     evidence.draw_all()
+    gains.draw()
     print(f"the figures in {evidence.IMAGES.relative_to(ROOT)} are up to date")
 
 

@@ -7,7 +7,9 @@ names of other projects are not looked up on their sites.
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx_gallery.directives import imgsgnode
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_extensions"), str(DOCS / "figures")]
@@ -71,12 +73,30 @@ sphinx_gallery_conf = {
     "image_scrapers": ("matplotlib", "looks.scrape_plain_figures"),
     "reset_modules": ("looks.reset",),
     "show_memory": False,
+    "thumbnail_size": (900, 330),  # about a figure's own shape: the style sheet shows its left part
     "show_signature": False,
     "write_computation_times": False,
     "min_reported_time": 10_000,
 }
 
 
+def keep_numbers_whole(app: Sphinx, page: nodes.document, name: str) -> None:
+    """No line breaks within "0.52 ± 0.02 %": in narrow columns of tables, browsers break wherever there is a space."""
+    for text in list(page.findall(nodes.Text)):
+        if " ± " in text or " %" in text:
+            text.parent.replace(text, nodes.Text(text.replace(" ± ", "\xa0±\xa0").replace(" %", "\xa0%")))
+
+
+def let_figures_scroll(app: Sphinx, page: nodes.document, name: str) -> None:
+    """The gallery's figures, which stand in no paragraph, get a box that can scroll."""
+    for figure in list(page.findall(imgsgnode)):
+        box = nodes.container(classes=["scroll"])
+        figure.replace_self(box)
+        box += figure
+
+
 def setup(app: Sphinx) -> None:
     """Draw the figures of the pages before anything reads the pages."""
     app.connect("builder-inited", lambda _: draw.everything(DOCS / "drawn"))
+    app.connect("doctree-resolved", keep_numbers_whole)
+    app.connect("doctree-resolved", let_figures_scroll)

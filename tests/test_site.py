@@ -34,7 +34,7 @@ def toctree(page):
 
 
 def test_every_page_is_found_from_the_first():
-    found = {"index", *toctree("index"), *toctree("api/index")}
+    found = {"index", *toctree("index"), *toctree("api/index"), *toctree("results/index")}
     assert set(PAGES) == found - {"auto_gallery/index"}
 
 
@@ -45,6 +45,15 @@ def test_links_between_pages_work_in_the_repository_too():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
             if not target.startswith(("http", "auto_gallery/", "drawn/")):
                 assert (path.parent / target).exists(), f"{page}: {target}"
+
+
+def test_what_the_paper_says_is_labelled_as_its_claim():
+    """So that nobody takes it for what was measured."""
+    quotes = {page: re.findall(r"(?m)(?:^>.*\n)+", (DOCS / f"{page}.md").read_text()) for page in PAGES}
+    of_results = [quote for page, own in quotes.items() if page.startswith("results/") for quote in own]
+    assert len(of_results) > 10
+    for quote in of_results:
+        assert quote.startswith("> **The paper's claim:** \""), quote
 
 
 WITH_CODE = ("index", "migration", "settings", "how-it-works", "diagnostics", "internals", "related")
@@ -63,6 +72,15 @@ def test_the_code_of_a_page_runs(page, monkeypatch):
     names = {}
     for block in blocks:
         exec(compile(block, f"{page}.md", "exec"), names)
+
+
+def test_the_front_page_shows_the_losses_of_the_readme():
+    """The same example, shorter; a test of the README holds what it prints."""
+    losses = re.compile(r"(?<![\d.])0\.\d{3}(?!\d)")
+    pages = (ROOT / name for name in ("docs/index.md", "README.md"))
+    front, readme = (losses.findall(page.read_text().split("```text")[1])[:4] for page in pages)
+    assert front == readme
+    assert len(front) == 4
 
 
 def test_the_page_on_diagnostics_has_the_thresholds_of_the_monitor():
@@ -145,8 +163,8 @@ def test_the_added_optimizer_trains_resumes_and_refuses():
 @pytest.mark.parametrize(
     ("row", "expected", "build"),
     [
-        ("**CProp** around AdamW", "12 native, 16 wrapper", cprop.CPropAdamW),
-        ("**CProp** around AdamW", "16 wrapper", lambda params: cprop.CProp(torch.optim.AdamW(params))),
+        ("**CProp** with AdamW", "12 native, 16 wrapper", cprop.CPropAdamW),
+        ("**CProp** with AdamW", "16 wrapper", lambda params: cprop.CProp(torch.optim.AdamW(params))),
         ("AdaBelief", "8", pytorch_optimizer.AdaBelief),
         ("M-SVAG", "8", pytorch_optimizer.MSVAG),
         ("Schedule-Free AdamW", "8", schedulefree.AdamWScheduleFree),

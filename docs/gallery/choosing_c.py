@@ -1,8 +1,9 @@
 """Choosing c
 ==========
 
-The overconfidence ``c`` decides how sure is sure enough. A toy shows both sides: a hundred parameters with curvatures
-from 0.01 to 1 descend under noise. In the middle of the run the minimum moves, as data and layers above do in training.
+The overconfidence ``c`` decides how much evidence is enough. A toy problem shows both sides: a hundred parameters with
+curvatures from 0.01 to 1 descend under noise. Halfway through, the minimum moves, as it does in training when the data
+or the layers above change.
 """
 
 import math
@@ -17,7 +18,7 @@ STEPS, MOVES = 3000, 1500
 CS = (1.0, 2.0, 4.0, 8.0, math.inf)
 
 # %%
-# Settings can differ by param group. So one optimizer runs all five, each on parameters of its own and under the same
+# Settings can differ between param groups. So one optimizer runs all five, each with its own parameters and the same
 # noise.
 
 torch.manual_seed(0)
@@ -35,9 +36,9 @@ for step in range(STEPS):
 losses, scales = torch.stack(losses, 1), torch.stack(scales, 1)
 
 # %%
-# The smaller ``c``, the lower the noise floor. The larger, the sooner the run has found the minimum that moved,
-# because the statistics take a while to believe it. ``c = inf`` is plain SGD. Nothing here says which is best on test
-# data; that is what the paper has larger ``c`` for, and a toy has no test data.
+# The smaller ``c``, the lower the noise floor. The larger ``c``, the sooner it finds the minimum after the move,
+# because the statistics take a while to notice. ``c = inf`` is plain SGD. This says nothing about test data, for which
+# the paper recommends a larger ``c``: a toy problem has none.
 
 
 def smooth(x: torch.Tensor, window: int = 20) -> torch.Tensor:

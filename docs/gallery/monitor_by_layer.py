@@ -1,8 +1,8 @@
 """The scale over time, layer by layer
 ====================================
 
-A monitor takes a sample every so many steps; ``scale_over_time`` draws what it saw, as the paper does in its figure 8.
-Here, a small convolutional network learns to tell the orientation of noisy stripes.
+A monitor takes a sample every few steps, and ``scale_over_time`` draws them, as in the paper's figure 8. Here, a small
+convolutional network learns the orientation of noisy stripes.
 """
 
 import math
@@ -32,7 +32,7 @@ optimizer = cprop.CPropAdam(model.parameters(), lr=3e-3)
 monitor = cprop.Monitor(optimizer, model.named_parameters(), every=20, batch_size=32)
 
 # %%
-# Stripes in one of four orientations, of random phase, under as much noise.
+# Stripes in one of four orientations, with random phase and equally strong noise.
 
 y, x = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
 for _ in range(1000):
@@ -48,7 +48,7 @@ for _ in range(1000):
 figure = scale_over_time(monitor.samples, "distribution of the scale")
 
 # %%
-# The layers differ, and a learning rate for all of them could not. What the monitor makes of it:
+# The layers behave differently, which a single learning rate cannot. What the monitor says:
 
 total = monitor.samples[-1].total
 print(f"mean scale {total.mean_scale:.2f}, noise scale {total.noise_scale(32):,.0f} examples")

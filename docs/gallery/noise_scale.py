@@ -9,7 +9,7 @@ dimensions, targets :math:`y = w^* \cdot x + \varepsilon` with noise of variance
     B_{\text{simple}} = \frac{\operatorname{tr} \Sigma}{|G|^2}
                       = \frac{(d + 1)\, |\delta|^2 + d \rho^2}{|\delta|^2}
 
-How near does the monitor come, which sees one batch a step and never two sizes of them?
+How close does the monitor come? It sees one batch per step, and never two batch sizes.
 """
 
 import matplotlib.pyplot as plt
@@ -46,7 +46,7 @@ def watch(batch_size: int, lr: float, steps: int, every: int, beta: float = 0.99
 
 
 # %%
-# First with the learning rate zero: the weights stay, the answer is one number, and every batch size should give it.
+# First with learning rate zero: the weights do not move, there is one answer, and every batch size should give it.
 
 sizes = [2, 8, 32, 128, 512]
 at_rest = [watch(size, lr=0.0, steps=1500, every=1500)[0] for size in sizes]
@@ -55,9 +55,9 @@ for size, estimate in zip(sizes, estimates, strict=True):
     print(f"batches of {size:3}: {estimate:6.1f}, true {at_rest[0][1]:.1f}")
 
 # %%
-# Then while learning: the signal shrinks, and the true noise scale grows. The estimate is one for the gradients of the
-# whole horizon, so it lags behind the truth of the moment: too low here, where the signal falls quickly. A shorter
-# horizon follows faster and is less certain; shaded is one standard error of the signal.
+# Then while learning: the signal shrinks, and the true noise scale grows. The estimate covers the whole horizon, so it
+# lags behind the current value: it is too low here, where the signal falls quickly. A shorter horizon follows faster
+# but is less certain. The shaded area is one standard error of the signal.
 
 learning = {beta: watch(32, lr=2e-3, steps=2500, every=50, beta=beta) for beta in (0.999, 0.99)}
 

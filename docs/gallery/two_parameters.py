@@ -2,13 +2,13 @@ r"""Two parameters: one agrees, one does not
 ========================================
 
 A loss with two parameters, and noise in both gradients. The first parameter is far from its minimum in a shallow
-valley: its gradients are small, noisy, and agree. The second sits at its minimum in a steep one: its gradients are as
-noisy, and cancel out.
+valley: its gradients are small and noisy, but they agree. The second is at its minimum in a steep valley: its gradients
+are just as noisy, and cancel out.
 
 .. math::
     f(a, b) = \tfrac12 \left(0.01\, a^2 + b^2\right)
 
-A learning rate that gets the first one home is far too large for the second.
+A learning rate that gets the first parameter to its minimum is far too large for the second.
 """
 
 from collections.abc import Callable
@@ -42,9 +42,9 @@ plain, _ = train(lambda params: torch.optim.SGD(params, lr=0.5))
 scaled, scales = train(lambda params: cprop.CPropSGD(params, lr=0.5))
 
 # %%
-# Both come home equally fast, for the scale of the first parameter is one while its gradients agree. The second is
-# quieter with CProp: its steps have shrunk. When the first has arrived, its gradients begin to cancel out as well, and
-# its scale falls too. Nobody told CProp when.
+# With and without CProp, the first parameter arrives equally fast, because its scale is one while its gradients agree.
+# The second moves less with CProp: its steps have shrunk. Once the first has arrived, its gradients begin to cancel out
+# as well, and its scale falls too, without anyone telling CProp when.
 
 figure, axes = plt.subplots(1, 3, figsize=(9, 3))
 for ax, i, name in ((axes[0], 0, "a: far away"), (axes[1], 1, "b: at its minimum")):

@@ -1,8 +1,8 @@
 """Wrap Adam, and look at the scale
 =================================
 
-One line changes. What does it do? A small network learns which points lie inside a circle, from labels of which a
-tenth are wrong, with Adam and with CProp around Adam.
+One line changes. What does it do? A small network learns which points lie inside a circle, from labels of which a tenth
+are wrong, with Adam and with Adam + CProp.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def points(number: int, generator: torch.Generator) -> tuple[torch.Tensor, torch
 
 
 # %%
-# The training loop is the usual one. It is handed a function that builds the optimizer; everything else is the same.
+# The usual training loop. Only the function that builds the optimizer differs.
 
 
 Curve = list[tuple[int, float]]
 
 
 def train(build: Callable[..., Optimizer], steps: int = 1500) -> tuple[Curve, Optimizer]:
-    """Losses on held-out data by step, and the optimizer as it is at the end."""
+    """Losses on held-out data by step, and the final optimizer."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     hidden = [nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
@@ -55,8 +55,8 @@ plain, _ = train(lambda params: torch.optim.Adam(params, lr=1e-2))
 scaled, optimizer = train(lambda params: cprop.CProp(torch.optim.Adam(params, lr=1e-2)))
 
 # %%
-# Adam at this learning rate goes on jumping about. CProp makes the same steps smaller wherever their signs do not hold,
-# and leaves them alone where they do: the scales are spread over the whole of [0, 1].
+# At this learning rate, Adam keeps jumping around. CProp shrinks steps where the sign is uncertain and leaves the
+# others alone: the scales spread over all of [0, 1].
 
 scales = torch.cat([scale.flatten() for _, scale in optimizer.scales()])
 

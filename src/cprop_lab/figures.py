@@ -50,6 +50,8 @@ Look = dict[str, Any]
 
 WIDTH: Final = 9.0
 """In inches: at 100 pixels an inch, the width of a README's column."""
+NARROW: Final = 5.4
+"""Of what a phone should show whole."""
 
 # Of Okabe and Ito, who chose colours that colour-blind people can tell apart; without their yellow, which is too light
 # for a line on white, and their black, which is for what belongs to no optimizer.
@@ -246,7 +248,7 @@ def curves(
     begun_later = [
         WORDS[column] for column in METRICS if measured(runs, column) and not set(columns).isdisjoint(METRICS)
     ]
-    later = f"; {' and '.join(begun_later)} from a tenth of the way on" * bool(begun_later)
+    later = f"; {' and '.join(begun_later)} from a tenth of the run on" * bool(begun_later)
     caption = _over_seeds_words(runs, "line", "area") + crosses + later
     _legend(figure, handles, caption, [families[name] for name in drawn])
     return figure
@@ -355,7 +357,7 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
 
 @_styled()
 def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
-    """The training loss at the end against the learning rate: a panel for each optimizer, with the best one marked.
+    """The final training loss against the learning rate: a panel for each optimizer, with the best one marked.
 
     Where a seed diverged there is no mean; such a learning rate has a cross at the top edge.
 
@@ -385,7 +387,7 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     for axes in panels:
         axes.set_axis_off()
     for axes in grid[:, 0]:
-        axes.set_ylabel("training loss at the end")
+        axes.set_ylabel("final training loss")
     _entitle(figure, title)
     handles = [Line2D([], [], label="the best", **BEST)]
     if with_status(runs, "diverged"):
@@ -428,7 +430,7 @@ BAR_ALPHA: Final = 0.55
 
 @_styled()
 def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
-    """The part of the plain optimizer's iterations and seconds that CProp needs to reach its last loss.
+    """The fraction of the plain optimizer's iterations and seconds that CProp needs to reach its final loss.
 
     A bar is the mean over seeds, a point one seed. Where a seed never got there, there is no mean, and that is written.
 
@@ -441,7 +443,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     """
     if not pairs:
         raise ValueError("no pairs to draw: run an optimizer without and with CProp, on the same seeds")
-    figure = Figure(figsize=(WIDTH, 0.55 * len(pairs) + 0.7))
+    figure = Figure(figsize=(NARROW, 0.55 * len(pairs) + 0.7))
     axes = figure.subplots()
     axes.grid(False, axis="y")
     axes.axvline(1, color="black", linewidth=1)
@@ -453,11 +455,11 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
             # Beside the panel, where nothing lies under the words.
             beside = axes.get_yaxis_transform()
             axes.text(1.01, row + offset, outcome(pair, of), transform=beside, va="center", fontsize=8)
-    axes.set_yticks(range(len(pairs)), list(pairs))
+    axes.set_yticks(range(len(pairs)), [textwrap.fill(name, 24) for name in pairs])
     axes.set_ylim(len(pairs) - 0.45, -0.55)
     axes.set_xlim(0, furthest * 1.03)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("part of what the optimizer without CProp takes to its last training loss")
+    axes.set_xlabel("relative to the plain optimizer, to reach its final training loss")
     _entitle(figure, title)
     _legend(
         figure,
@@ -509,7 +511,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
                 axes.text(0.02, row, part_in_words(entry, number), va="center", fontsize=8, color="0.3")
         axes.set_xlim(0, furthest * 1.05)
         axes.set_title("\n".join(textwrap.wrap(target.title, 26)))
-        axes.set_xlabel("part of Adam's whole run")
+        axes.set_xlabel("fraction of Adam's run")
         _ticks(axes.xaxis, 5, _plain)
     column = judged_by(entries[0].runs)
     for row, entry in enumerate(entries):
@@ -517,7 +519,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         beside.plot(ends, [row] * len(ends), "o", color=COLOURS[2], markerfacecolor="white", markersize=3)
         if ends:
             beside.plot(spread(ends).mean, row, "|", color=COLOURS[2], markersize=9, markeredgewidth=2)
-    beside.set_title(f"{WORDS[column]}\nat the end")
+    beside.set_title(f"final\n{WORDS[column]}")
     _ticks(beside.xaxis, 4, _percent if column == "accuracy" else _plain)
     for axes in (*panels, beside):
         axes.grid(False, axis="y")

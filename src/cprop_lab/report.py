@@ -41,6 +41,7 @@ blockquote { margin: .8rem 0; padding: .1rem 0 .1rem .9rem; border-left: 3px sol
 figure { margin: 1.2rem 0; padding: .6rem; background: #fff; border: 1px solid var(--line); border-radius: 8px;
   overflow-x: auto; }
 figure svg { display: block; width: 100%; min-width: 38rem; height: auto; margin: 0 auto; }
+figure.bars svg { min-width: 0; max-width: 40rem; }
 .table { overflow-x: auto; margin: .4rem 0; }
 table { border-collapse: collapse; font-size: .8125rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem 0 .3rem 1rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
@@ -193,7 +194,8 @@ def _inline(figure: Figure, name: str, title: str) -> str:
     """A figure as part of the page. No two parts of a page may have the same id, so its own get its name."""
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", figures.to_svg(figure))
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)  # a page knows what svg is
-    return f'<figure role="img" tabindex="0" aria-label="Figure: {escape(title)}">{svg}</figure>\n'
+    bars = ' class="bars"' * name.endswith("-times")  # a phone shows these whole; the others scroll
+    return f'<figure{bars} role="img" tabindex="0" aria-label="Figure: {escape(title)}">{svg}</figure>\n'
 
 
 def _scores(entries: Sequence[Entry]) -> str:

@@ -57,8 +57,8 @@ class Target:
 
 
 TARGETS: Final = (
-    Target("adam", "to Adam's last loss"),
-    Target("adamw+cosine", "to AdamW's last loss with cosine decay"),
+    Target("adam", "to Adam's final loss"),
+    Target("adamw+cosine", "to the final loss of AdamW with cosine decay"),
 )
 
 
@@ -134,7 +134,7 @@ def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     for target in TARGETS:
         heads += [f"iterations {target.title}", f"seconds {target.title}"]
     ends = dict.fromkeys(("train_loss", "test_loss", column))
-    heads += ["time of a step", *(f"{WORDS[name]} at the end" for name in ends)]
+    heads += ["time per step", *(f"final {WORDS[name]}" for name in ends)]
     rows = [
         [
             entry.name,
@@ -165,7 +165,7 @@ def _losses(groups: dict[Specification, list[Run]], target: Target) -> dict[int,
     for group, runs in groups.items():
         if group.optimizer == target.optimizer:
             return {run.specification.seed: final_loss(run) for run in runs}
-    raise ValueError(f"no run of {target.optimizer} is finished, whose last training loss is the scoreboard's target")
+    raise ValueError(f"no run of {target.optimizer} is finished, whose final training loss is the scoreboard's target")
 
 
 def _part(run: Run, goal: float) -> float:

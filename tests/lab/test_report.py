@@ -107,6 +107,7 @@ def test_the_numbers_are_those_worked_out_by_hand(store, tmp_path):
     assert len(runs) == 5
     assert {row[1] for row in runs[1:]} == {"finished"}
     assert text.count("<figure") == 2
+    assert text.count('<figure class="bars"') == 1  # which a phone shows whole
     for words in ("It is faster.", "Figure 2", "reduced: shorter than the paper", "2.13.0", "0123abc", "sgd: 0.1"):
         assert words in text
     assert "not finished" not in text

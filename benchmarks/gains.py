@@ -1,0 +1,119 @@
+"""What one gains, in one picture and one sentence: CProp's iterations and seconds relative to the plain optimizer's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import fmean
+from typing import NamedTuple
+
+from matplotlib import style
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from benchmarks import evidence
+from cprop_lab.figures import BAR_ALPHA, BARS, NARROW, STYLE, save
+from cprop_lab.report import scores
+from cprop_lab.targets import pairs
+
+PICTURE = evidence.IMAGES / "gains.png"
+EXPERIMENTS = {
+    "fmnist-fc": "Fashion-MNIST, fully connected",
+    "fmnist-cnn": "Fashion-MNIST, convolutional",
+    "cifar100-vgg": "CIFAR-100, VGG11",
+    "cifar100-resnet": "CIFAR-100, ResNet18",
+    "ptb-lstm": "Penn Treebank, LSTM",
+}
+BATCHES = {"fmnist": 60_000 / 32, "cifar100": 50_000 / 32, "ptb": 830}
+"""Batches per epoch, by data set."""
+
+
+class Gain(NamedTuple):
+    """An optimizer on a task.
+
+    Args:
+        optimizer: without CProp.
+        iterations: relative to the plain optimizer's, mean over seeds; infinite if its final loss is never reached.
+        seconds: likewise, where the time per step was measured on an idle machine, which is where a scoreboard ran.
+    """
+
+    optimizer: str
+    iterations: float
+    seconds: float | None
+
+
+def gains(name: str) -> Iterator[Gain]:
+    """Of SGD and Adam in an experiment."""
+    found = pairs(evidence.kept()[name].runs)
+    board = evidence.kept().get(f"scoreboard-{name}")
+    costs = {entry.name: entry.cost for entry in scores(*board)} if board else {}
+    for optimizer in ("SGD", "Adam"):
+        pair = found[f"CProp({optimizer})"]
+        iterations = fmean(pair.shares("iterations"))
+        seconds = iterations * costs[f"CProp({optimizer})"] / costs[optimizer] if costs else None
+        yield Gain(optimizer, iterations, seconds)
+
+
+def extent(name: str) -> str:
+    """How much an experiment ran."""
+    runs = evidence.kept()[name].runs
+    seeds = len({run.specification.seed for run in runs})
+    (iterations,) = {run.specification.iterations for run in runs}
+    epochs = iterations / BATCHES[name.partition("-")[0]]
+    return f"{seeds} seed{'s' * (seeds > 1)}, {epochs:.1f} epochs"
+
+
+def sentence() -> str:
+    """What the picture says."""
+    *images, text = (list(gains(name)) for name in EXPERIMENTS)
+    sgd, adam = (sorted(round(100 * gain.iterations) for gain in both) for both in zip(*images, strict=True))
+    lstm = {gain.optimizer: gain for gain in text}
+    assert math.isinf(lstm["Adam"].iterations)
+    return (
+        f"On four image classifiers, CProp reached Adam's final training loss in {adam[0]} to {adam[-1]} % of the "
+        f"iterations, and SGD's in {sgd[0]} to {sgd[-1]} %, at the plain optimizer's own learning rate. On an LSTM it "
+        f"helped SGD ({100 * lstm['SGD'].iterations:.0f} %) and hurt Adam, whose final loss it never reached. Only the "
+        f"Fashion-MNIST runs have three seeds and more than two epochs."
+    )
+
+
+@style.context({**STYLE, "font.size": 10, "axes.titlesize": 10.5}, after_reset=True)
+def draw() -> None:
+    """Draw the picture: narrow, so that a phone shows it whole."""
+    figure = Figure(figsize=(NARROW, 5.9))
+    axes = figure.subplots()
+    axes.axvline(1, color="black", linewidth=1)
+    line = 0.0
+    for name, title in EXPERIMENTS.items():
+        axes.text(0.01, line, title, fontweight="bold", va="center", fontsize=9.5)
+        axes.text(0.985, line, extent(name), color="0.3", va="center", ha="right", fontsize=9)
+        for gain in gains(name):
+            line += 1
+            axes.text(-0.02, line, gain.optimizer, va="center", ha="right")
+            if math.isinf(gain.iterations):
+                axes.text(0.02, line, "plain Adam's final loss is never reached", va="center", color="0.3", fontsize=9)
+                continue
+            shown = {"iterations": gain.iterations, "seconds": gain.seconds}
+            for of, value in shown.items():
+                if value is not None:
+                    offset, colour = BARS[of]
+                    offset = offset if gain.seconds is not None else 0.0
+                    axes.barh(line + offset, value, 0.38, color=colour, alpha=BAR_ALPHA, linewidth=0)
+                    axes.text(value + 0.01, line + offset, f"{value:.2f}", va="center", fontsize=8.5)
+        line += 1.25
+    axes.set(xlim=(0, 1.05), ylim=(line - 0.6, -0.7), yticks=[])
+    axes.set_xlabel("with CProp, relative to the plain optimizer (shorter is better)")
+    axes.grid(False, axis="y")
+    axes.spines["left"].set_visible(False)
+    figure.suptitle("Time to reach the plain optimizer's final training loss", fontsize=11)
+    handles = [Patch(color=colour, alpha=BAR_ALPHA, label=of) for of, (_, colour) in BARS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    save(figure, PICTURE)
+    evidence.mark(PICTURE, digest())
+
+
+def digest() -> str:
+    """What the picture was drawn from."""
+    boards = (f"scoreboard-{name}" for name in EXPERIMENTS)
+    names = [name for name in (*EXPERIMENTS, *boards) if name in evidence.kept()]
+    return "-".join(evidence.digest(evidence.kept()[name])[:4] for name in names)
