@@ -220,18 +220,21 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
         for table in fitting(console, *scoreboard.table(entries)):
             console.print(table)
     elif found := pairs(runs):
-        _print_targets(found)
+        _print_verdicts(found, tables=False)
 
 
-def _print_targets(found: Any) -> None:
-    """When CProp comes to the loss at which the plain optimizer ends."""
-    from cprop_lab.targets import outcome
+def _print_verdicts(found: Any, tables: bool) -> None:
+    """Whether CProp helps, one optimizer after the other, and what limits the answer."""
+    from cprop_lab.compare import verdict
+    from cprop_lab.console import fitting
 
-    table = Table("with CProp", "iterations to the plain one's last loss", "seconds to it", "seeds", box=None)
-    for name, pair in found.items():
-        table.add_row(name, *(outcome(pair, of) for of in ("iterations", "seconds")), str(len(pair.plain)))
-    console.print(table)
-    console.print("(as a part of what the plain optimizer takes: 1 is no gain; mean and one standard deviation)")
+    verdicts = [verdict(name, pair) for name, pair in found.items()]
+    for one in verdicts:
+        console.print(f"\n{one.headline}" if tables else one.headline, style="bold", markup=False, highlight=False)
+        for table in fitting(console, one.heads, one.rows) if tables else ():
+            console.print(table)
+    for note in dict.fromkeys(note for one in verdicts for note in one.notes):
+        console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
 
 
 @app.command()
@@ -318,8 +321,7 @@ def compare(
         for base, selection in found.selections.items():
             tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
             console.print(f"Learning rate of {base}: {selection.lr:g} (training loss at {tried})", highlight=False)
-        for name, pair in found.pairs.items():
-            console.print(f"\n{comparing.verdict(name, pair)}", highlight=False)
+        _print_verdicts(found.pairs, tables=True)
         console.print(f"\nDrawn: {out}", highlight=False, soft_wrap=True)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from cprop_lab import optimizers
@@ -36,23 +36,29 @@ def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]
         [['', 'ducks'], ['', 'geese']]
     """
 
-    def width(i: int) -> int:
+    def widths(i: int) -> tuple[int, int]:
         cells = (heads[i], *(row[i] for row in rows))
         # The first column's names stay whole, and so does "1.2 ± 0.3 %".
-        return max(len(piece) for cell in cells for piece in (re.split(r"(?<!±) (?![±%])", cell) if i else [cell]))
+        pieces = (piece for cell in cells for piece in (re.split(r"(?<!±) (?![±%])", cell) if i else [cell]))
+        return max(map(len, pieces)), max(map(len, cells))
 
-    # Left to itself, rich shortens all columns alike, and cuts words that had their place.
-    widths = [width(i) for i in range(len(heads))]
+    # Left to itself, rich shrinks all columns alike, and cuts words that had room.
+    narrow, wide = zip(*map(widths, range(len(heads))), strict=True)
 
-    def table(columns: Iterable[int]) -> Table:
-        made = Table(*(Column(heads[i], width=widths[i]) for i in columns), box=None)
+    def table(columns: Sequence[int]) -> Table:
+        room = console.width - sum(narrow[i] + BETWEEN for i in columns)
+        made = Table(box=None)
+        for i in columns:
+            more = max(0, min(wide[i] - narrow[i], room))
+            made.add_column(heads[i], width=narrow[i] + more)
+            room -= more
         for row in rows:
             made.add_row(*(row[i] for i in columns))
         return made
 
     columns = [0]
     for i in range(1, len(heads)):
-        if len(columns) > 1 and sum(widths[j] + BETWEEN for j in (*columns, i)) > console.width:
+        if len(columns) > 1 and sum(narrow[j] + BETWEEN for j in (*columns, i)) > console.width:
             yield table(columns)
             columns = [0]
         columns.append(i)

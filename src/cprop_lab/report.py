@@ -12,6 +12,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from cprop_lab import figures, scoreboard, targets
+from cprop_lab.compare import verdict
 from cprop_lab.groups import WORDS, by_place, grouped, metric, names, with_status
 from cprop_lab.learning_rate import WINDOW
 from cprop_lab.results import METRICS, Run, Store, measured
@@ -211,7 +212,11 @@ def _targets(pairs: Mapping[str, Pair]) -> str:
     rows = [[name, *_to_target(pair)] for name, pair in pairs.items()]
     all_reached = all(math.isfinite(share) for pair in pairs.values() for share in pair.shares("iterations"))
     note = "" if all_reached else f'<p class="soft">{SURVIVORS}</p>\n'
-    return f"""<h3>Iterations and seconds to target</h3>
+    verdicts = [verdict(name, pair) for name, pair in pairs.items()]
+    notes = dict.fromkeys(limit for one in verdicts for limit in one.notes)
+    return f"""<h3>Does CProp help?</h3>
+{_list(escape(one.headline) for one in verdicts)}{"".join(f'<p class="soft">Note: {escape(n)}</p>' for n in notes)}
+<h3>Iterations and seconds to target</h3>
 <p class="soft">{TARGETS}</p>
 {_table([*heads, "seeds that reached it"], rows)}{note}"""
 

@@ -21,6 +21,7 @@ from cprop_lab.specification import Specification
 
 __all__ = [
     "Pair",
+    "Ratio",
     "Spread",
     "as_measured",
     "at",
@@ -28,6 +29,7 @@ __all__ = [
     "ended",
     "outcome",
     "pairs",
+    "ratio",
     "reached",
     "seconds_a_step",
     "shown",
@@ -70,12 +72,48 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(fmean(values), deviation, t * deviation / math.sqrt(len(values)))
 
 
-def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> str:
-    """Mean and one standard deviation of what is finite, to the digits that the deviation leaves."""
+class Ratio(NamedTuple):
+    """A ratio averaged over seeds, and the ends of its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def ratio(values: Sequence[float]) -> Ratio:
+    """The geometric mean of some ratios, and its 95 % interval, which is symmetric on a log scale.
+
+    On a linear scale, the interval of a ratio may reach below zero: it would claim savings of more than everything.
+
+    Example:
+        >>> [round(value, 2) for value in ratio([0.5, 0.5, 0.6])]
+        [0.53, 0.41, 0.69]
+    """
+    mean, _, margin = spread([math.log(value) for value in values])
+    return Ratio(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))
+
+
+def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING, digits: int | None = None) -> str:
+    """Mean and one standard deviation of the finite values.
+
+    Args:
+        values: one per seed.
+        unit: put after them.
+        nothing: said if no value is finite.
+        digits: significant digits of the mean; by default as many as the deviation leaves.
+
+    Example:
+        >>> shown([2934, 2951]), shown([2934, 2951], digits=3)
+        ('2,942 ± 12', '2,940 ± 10')
+    """
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return nothing
     mean, deviation, _ = spread(values)
+    if digits is not None:
+        places = _places(mean, digits)
+        parts = [value for value in (mean, round(deviation, places) if len(values) > 1 else 0.0) if value] or [0.0]
+        return " ± ".join(f"{round(part, places):,.{max(0, places)}f}" for part in parts) + unit
     if not deviation > 0:  # one seed, or all seeds alike
         text = f"{mean:,.{_decimals(mean, 4)}f}"
         return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
@@ -83,9 +121,14 @@ def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> st
     return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}{unit}"
 
 
+def _places(value: float, digits: int) -> int:
+    """Where to round a value to keep so many digits of it; negative left of the decimal point."""
+    return digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+
+
 def _decimals(value: float, digits: int) -> int:
     """How many decimals show so many digits of a value."""
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    return max(0, _places(value, digits))
 
 
 def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
@@ -94,15 +137,16 @@ def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
     return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
 
 
-def ended(runs: Iterable[Run], column: str, nothing: str = "diverged") -> str:
-    """What a curve ends with, over seeds; runs that diverged are left out."""
-    return as_measured((float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"), column, nothing)
+def ended(runs: Iterable[Run], column: str, nothing: str = "diverged", digits: int | None = None) -> str:
+    """A curve's final value, over seeds; runs that diverged are left out."""
+    ends = (float(smoothed(run, column)[-1]) for run in runs if run.status == "finished")
+    return as_measured(ends, column, nothing, digits)
 
 
-def as_measured(values: Iterable[float], column: str, nothing: str = NOTHING) -> str:
+def as_measured(values: Iterable[float], column: str, nothing: str = NOTHING, digits: int | None = None) -> str:
     """Values of a curve, over seeds, in the unit that people know them by."""
     times, unit = (100, " %") if column == "accuracy" else (1, "")
-    return shown((times * value for value in values), unit, nothing)
+    return shown((times * value for value in values), unit, nothing, digits)
 
 
 def reached(run: Run, target: float) -> float | None:

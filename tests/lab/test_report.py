@@ -1,13 +1,16 @@
 """The page holds the numbers, says what is missing, and needs nothing but itself."""
 
 import re
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
 from test_figures import AS_FAST, FASTER, NEVER, PLAIN, specification, write
 
 from cprop_lab import report
+from cprop_lab.compare import verdict
 from cprop_lab.results import Store
+from cprop_lab.targets import pairs
 
 
 @pytest.fixture
@@ -157,6 +160,16 @@ def test_an_experiment_without_finished_runs(store, tmp_path, kind):
 
 def test_an_empty_store(store, tmp_path):
     assert "No experiment has run yet" in page_of(store, tmp_path)[0]
+
+
+def test_it_says_what_the_terminal_says(store, tmp_path):
+    keep(store, pair(store))
+    text, _ = page_of(store, tmp_path)
+    for name, found in pairs(store.runs()).items():
+        said = verdict(name, found)
+        assert escape(said.headline) in text
+        assert len(said.notes) == 2
+        assert all(escape(note) in text for note in said.notes)
 
 
 def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
