@@ -195,9 +195,11 @@ def run(
             # So that 'plot' and 'report' can show what there is of a long experiment.
             keep({**about, "runs": list(engine.identified(specifications)), "timings": []})
 
-        keep(chosen.run(length, engine.run, select, begun))
+        keep(chosen.run(length, engine.run, select, begun, engine.progress))
         _show(engine.store, name)
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
+    if preset is PresetName.smoke:
+        console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
 
 
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
@@ -313,7 +315,8 @@ def compare(
         )
         workloads.build(task, {})  # before anything is started: a mistake in it should be told at once
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
-        found = comparing.compare(specification, optimizers.split(","), engine.run, seeds, selection_iterations)
+        bases = optimizers.split(",")
+        found = comparing.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
         figures.save(figures.curves(found.runs, panels, title=task), out)

@@ -10,6 +10,7 @@ from typing import Final
 
 from cprop_lab import learning_rate, optimizers
 from cprop_lab.groups import WORDS, judged_by
+from cprop_lab.progress import SILENT, Progress
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 from cprop_lab.targets import Pair, Ratio, as_measured, ended, pairs, ratio, shown
@@ -47,6 +48,7 @@ def compare(
     run: Callable[[list[Specification]], list[Run]],
     seeds: int = 3,
     selection_iterations: int = learning_rate.ITERATIONS,
+    progress: Progress = SILENT,
 ) -> Comparison:
     """Select a learning rate for each plain optimizer, then run each without and with CProp at that rate.
 
@@ -58,6 +60,7 @@ def compare(
         run: runs a set of runs.
         seeds: how many.
         selection_iterations: how long a run is that serves to select; at most as long as the comparison's.
+        progress: told which phase follows.
 
     Raises:
         ValueError: if there is no such optimizer, or CProp cannot be put around it; before anything is run.
@@ -75,7 +78,10 @@ def compare(
         run,
         {base: optimizers.parse(base).recipe.guess for base in bases},
         range(seeds),
+        progress,
+        later=2 * len(bases) * seeds * specification.iterations,
     )
+    progress.phase("comparing without and with CProp")
     runs = run(
         [
             one.but(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
@@ -219,7 +225,7 @@ def _rows(pair: Pair) -> list[list[str]]:
     there = pair.there(column)
     if there and len(there) == len(pair.learned):  # else the seeds that got there would flatter CProp
         at_target = (as_measured(values, column, digits=DIGITS) for values in zip(*there, strict=True))
-        rows.append([f"{WORDS[column]} at {_target(pair)} loss", *at_target, ""])
+        rows.append([f"{WORDS[column]} at that loss", *at_target, ""])
     return rows
 
 
@@ -229,7 +235,7 @@ def _to_target(pair: Pair, of: str) -> list[str]:
     reached = sum(math.isfinite(ours) for _, ours in times)
     some = f" (reached by {reached} of {len(times)})" if 0 < reached < len(times) else ""
     change = _change(found, "time" if of == "seconds" else of) if found else ""
-    return [f"{of} to {_target(pair)} loss", plain, scaled + some, change]
+    return [f"{of} to that loss", plain, scaled + some, change]
 
 
 def _notes(pair: Pair) -> list[str]:

@@ -7,12 +7,14 @@ increasing/decreasing by a factor of 3 until the best is found."
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from cprop_lab.progress import SILENT, Progress
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 
@@ -24,6 +26,8 @@ WINDOW: Final = 3
 """Rows of a curve that are averaged before it is compared: single ones jump about."""
 STAGES: Final = 12
 """A search that has gone this many factors of three from its guess has lost its way."""
+USUAL_ROUNDS: Final = 3
+"""Three rates around the guess, then mostly one more, twice."""
 
 
 def grid(guess: float, places: int) -> float:
@@ -106,6 +110,8 @@ def select(
     run: Callable[[list[Specification]], list[Run]],
     guesses: Mapping[str, float],
     seeds: Iterable[int] = SEEDS,
+    progress: Progress = SILENT,
+    later: int = 0,
 ) -> dict[str, Selection]:
     """Find the learning rate of several optimizers at once: each stage is one set of runs, of all that still search.
 
@@ -114,11 +120,13 @@ def select(
         run: runs a set.
         guesses: by the same name, where to begin.
         seeds: the loss of a learning rate is the mean over these.
+        progress: told which round of runs follows.
+        later: iterations that follow after the selection, for the estimate of the time left.
     """
     seeds = tuple(seeds)
     losses: dict[str, dict[int, float]] = {name: {} for name in specifications}
     kept: dict[str, list[Run]] = {name: [] for name in specifications}
-    while True:
+    for stage in itertools.count(1):
         wanted = {
             (name, place): [specification.but(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
             for name, specification in specifications.items()
@@ -126,6 +134,10 @@ def select(
         }
         if not wanted:
             break
+        searching = [specifications[name].iterations for name in dict.fromkeys(name for name, _ in wanted)]
+        more = max(0, USUAL_ROUNDS - stage) * len(seeds) * sum(searching)
+        usual = max(USUAL_ROUNDS, stage)
+        progress.phase(f"selecting learning rates, round {stage} of about {usual}", more + later)
         runs = iter(run([specification for group in wanted.values() for specification in group]))
         for (name, place), group in wanted.items():
             done = [next(runs) for _ in group]

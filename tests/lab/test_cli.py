@@ -18,7 +18,8 @@ LAB = [sys.executable, "-m", "cprop_lab"]
 
 
 def environment(root):
-    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": str(TESTS), "COLUMNS": "160", "NO_COLOR": "1"}
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": path, "COLUMNS": "160", "NO_COLOR": "1"}
 
 
 @pytest.fixture
@@ -63,7 +64,10 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     assert (tmp_path / "results" / "figures" / "fmnist-fc-smoke.png").stat().st_size > 10_000
     assert "CProp(RMSProp)" in said
     again = lab(*words)
-    assert "2 of 2 runs are finished already, and are not run again." in again
+    assert "running the experiment: 2 of 2 runs are already finished and are reused" in again
+    assert "RMSProp + CProp may help: it reaches RMSProp's final training loss" in again
+    assert "Note: One seed cannot tell a difference from chance" in again
+    assert again.endswith("The smoke preset checks that everything works; it says nothing about CProp. ")
     lab("plot", "fmnist-fc", "--out", "pictures")
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     lab("report")
@@ -103,8 +107,14 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
     )
     said = re.sub(r"\s+", " ", result.stdout)
     assert result.returncode == 0, said + result.stderr
-    assert "runs are finished already" in said
-    assert "CProp(RMSProp)" in said
+    assert "\x1b" not in result.stdout  # in a log, lines and nothing else
+    assert re.search(
+        r"selecting learning rates, round 1 of about 3: \d of 3 runs are already finished and are reused", said
+    )
+    assert "comparing without and with CProp: 2 runs [" in said
+    assert re.search(r"\[100 %\] tasks:Slow CProp\(RMSProp\) lr \S+ seed 0: training loss", said)
+    assert "RMSProp + CProp" in said
+    assert "iterations to that loss" in said
     assert re.search(r"Learning rate of rmsprop: [\d.e-]+ \(training loss at", said)
     assert (tmp_path / "comparison.png").exists()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from test_learning_rate import Phases
 
 from cprop_lab.compare import compare, verdict
 from cprop_lab.results import Store, identify
@@ -119,11 +120,11 @@ def test_a_verdict_that_helps(make):
     )
     assert said.heads == ["", "SGD", "CProp(SGD)", "change"]
     assert said.rows == [
-        ["iterations to SGD's final loss", "400", "200", "50 % fewer (50 to 50 %)"],
-        ["seconds to SGD's final loss", "4.00", "2.00", "50 % less (50 to 50 %)"],
+        ["iterations to that loss", "400", "200", "50 % fewer (50 to 50 %)"],
+        ["seconds to that loss", "4.00", "2.00", "50 % less (50 to 50 %)"],
         ["final training loss", "6.00", "3.00", ""],
         ["final test loss", "7.00", "4.00", ""],
-        ["test loss at SGD's final loss", "7.00", "7.00", ""],
+        ["test loss at that loss", "7.00", "7.00", ""],
     ]
 
 
@@ -135,7 +136,7 @@ def test_a_verdict_that_the_clock_spoils(make):
     )
     assert said.rows[-2:] == [
         ["final test accuracy", "90.0 %", "90.0 %", ""],
-        ["test accuracy at SGD's final loss", "90.0 %", "90.0 %", ""],
+        ["test accuracy at that loss", "90.0 %", "90.0 %", ""],
     ]
     said = headline(pair(make, [SLOW, SLOW, SLOW], [FAST, FAST, FAST], pace=0.02))
     assert said.startswith("SGD + CProp helps in iterations: ")
@@ -155,7 +156,7 @@ def test_a_verdict_that_does_not(make):
         "Final loss 9.00, target 6.00."
     )
     assert verdict("CProp(SGD)", some).rows[0][2:] == ["200 (reached by 1 of 2)", ""]
-    assert "at SGD's final loss" not in verdict("CProp(SGD)", some).rows[-1][0]  # one seed never gets there
+    assert "at that loss" not in verdict("CProp(SGD)", some).rows[-1][0]  # one seed never gets there
     slower = [[9, 9, 9, 9, 9, 6, 3]] * 2
     assert headline(pair(make, [SLOW, SLOW], slower)) == (
         "SGD + CProp does not help: it reaches SGD's final training loss in 50 % more iterations (95 % interval 50 to "
@@ -197,7 +198,7 @@ def test_runs_that_are_alike_make_no_difference(make):
         "SGD + CProp makes no clear difference: it reaches SGD's final training loss in as many iterations "
         "(three seeds)."
     )
-    assert said.rows[0] == ["iterations to SGD's final loss", "400", "400", "as many"]
+    assert said.rows[0] == ["iterations to that loss", "400", "400", "as many"]
 
 
 def test_runs_shorter_than_the_horizon_are_noted(make):
@@ -254,7 +255,11 @@ def test_a_comparison_selects_and_runs_both(make):
             for s in specifications
         ]
 
-    found = compare(PLAIN, ["sgd"], run, seeds=2, selection_iterations=50)
+    told = Phases()
+    found = compare(PLAIN, ["sgd"], run, seeds=2, selection_iterations=50, progress=told)
+    # Of about three rounds, the first has two more rates to come with two seeds; then two optimizers with two seeds.
+    assert told[0] == ("selecting learning rates, round 1 of about 3", 2 * 2 * 50 + 2 * 2 * 400)
+    assert told[-1] == ("comparing without and with CProp", 0)
     assert found.selections["sgd"].lr == pytest.approx(0.3)
     assert {s.iterations for s in asked[0]} == {50}
     assert [(s.optimizer, s.lr, s.seed, s.iterations) for s in asked[-1]] == [

@@ -10,6 +10,7 @@ from cprop.moments import PREFIX
 from cprop_lab import learning_rate, optimizers, scoreboard
 from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset
+from cprop_lab.progress import SILENT, Progress
 from cprop_lab.results import Run, identify
 from cprop_lab.specification import Setting, Specification
 from cprop_lab.targets import facet
@@ -135,6 +136,7 @@ class Experiment:
         run: RunAll,
         select: bool | None = None,
         begun: Callable[[dict[str, Any], list[Specification]], object] | None = None,
+        progress: Progress = SILENT,
     ) -> dict[str, Any]:
         """Run it, and say what it consists of.
 
@@ -143,13 +145,14 @@ class Experiment:
             run: runs a set of runs.
             select: whether learning rates are selected; by default as the preset has it.
             begun: is told what it consists of as soon as that is known, which may be hours before its end.
+            progress: told which phase follows.
 
         Returns:
             What is kept of it: its runs' identities, and what a reader should know.
         """
         settings = {variant.setting(): variant.guess() for variant in self.variants}
         if self.kind == "learning-rates" or (preset.select if select is None else select):
-            selections = self.select(preset, run)
+            selections = self.select(preset, run, progress)
             settings = {setting: selections[setting].lr for setting in settings}
         about = self._about(preset, settings)
         timings: list[Run] = []
@@ -159,17 +162,21 @@ class Experiment:
             specifications = self.specifications(preset, settings)
             if begun is not None:
                 begun(about, specifications)
+            progress.phase("running the experiment", sum(one.iterations for one in self._timings(preset, settings)))
             runs = run(specifications)
         if self.kind == "scoreboard":
-            turns = range(scoreboard.TIMINGS)
-            timings = run(
-                [v.timing(preset, v.rate(settings[v.setting()]), turn) for turn in turns for v in self.variants]
-            )
+            progress.phase("timing steps")
+            timings = run(self._timings(preset, settings))
         return {
             **about,
             "runs": [identify(one.specification) for one in runs],
             "timings": [identify(one.specification) for one in timings],
         }
+
+    def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """The short runs of a scoreboard that time its steps, in turn; none of other experiments."""
+        turns = range(scoreboard.TIMINGS if self.kind == "scoreboard" else 0)
+        return [v.timing(preset, v.rate(lrs[v.setting()]), turn) for turn in turns for v in self.variants]
 
     def _about(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
         """What a reader should know, beside its runs."""
@@ -195,8 +202,14 @@ class Experiment:
             for seed in range(preset.seeds)
         ]
 
-    def select(self, preset: Preset, run: RunAll) -> dict[Variant, learning_rate.Selection]:
+    def select(
+        self, preset: Preset, run: RunAll, progress: Progress = SILENT
+    ) -> dict[Variant, learning_rate.Selection]:
         """Select the learning rates of its plain optimizers."""
+        lrs = {variant.setting(): variant.guess() for variant in self.variants}
+        whole = (
+            [] if self.kind == "learning-rates" else [*self.specifications(preset, lrs), *self._timings(preset, lrs)]
+        )
         settings = {variant.setting() for variant in self.variants}
         ordered = sorted(settings, key=lambda s: (s.workload, s.base, s.batch_size, str(s.options)))
         found = learning_rate.select(
@@ -204,6 +217,8 @@ class Experiment:
             run,
             {str(i): s.guess() for i, s in enumerate(ordered)},
             range(preset.seeds),
+            progress,
+            later=sum(one.iterations for one in whole),
         )
         return {s: found[str(i)] for i, s in enumerate(ordered)}
 
