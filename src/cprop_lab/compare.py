@@ -29,12 +29,12 @@ SAME: Final = 0.0005
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison has found.
+    """The result of a comparison.
 
     Args:
-        selections: the learning rates, by optimizer.
+        selections: the learning rates found, by optimizer.
         runs: all runs at the selected learning rates.
-        pairs: by optimizer, without and with CProp.
+        pairs: the runs of each optimizer without and with CProp.
     """
 
     selections: Mapping[str, learning_rate.Selection]
@@ -52,23 +52,23 @@ def compare(
 ) -> Comparison:
     """Select a learning rate for each plain optimizer, then run each without and with CProp at that rate.
 
-    CProp is given the plain optimizer's learning rate, as in the paper: what it saves, it saves without being tuned.
+    CProp uses the plain optimizer's learning rate, as in the paper: whatever it saves, it saves without tuning.
 
     Args:
-        specification: the run to compare on; its optimizer, learning rate and seed are set here.
-        bases: names of optimizers.
-        run: runs a set of runs.
-        seeds: how many.
-        selection_iterations: how long a run is that serves to select; at most as long as the comparison's.
+        specification: the run to compare on; its optimizer, learning rate and seed are replaced.
+        bases: names of optimizers, without CProp.
+        run: executes a set of runs.
+        seeds: number of seeds.
+        selection_iterations: length of the runs that select a learning rate; at most that of the comparison's.
         progress: told which phase follows.
 
     Raises:
-        ValueError: if there is no such optimizer, or CProp cannot be put around it; before anything is run.
+        ValueError: if an optimizer is unknown or cannot be combined with CProp; before anything is run.
     """
     for base in bases:
         if optimizers.parse(base).cprop:
             raise ValueError(
-                f"{base} has CProp already: name the optimizer alone, and it is run without and with CProp"
+                f"{base} already includes CProp: name the plain optimizer, and it is run both without and with CProp"
             )
         optimizers.parse(f"cprop-{base}")
     short = min(selection_iterations, specification.iterations)

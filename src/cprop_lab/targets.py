@@ -1,7 +1,7 @@
-"""How long a run takes to a target, in iterations and in seconds: the measure of AlgoPerf.
+"""How long a run takes to reach a target, in iterations and in seconds: the measure of AlgoPerf.
 
-A loss at the end of a run says little about the time that was saved. So the question is turned
-around: when does a run first reach the loss that another one ends with?
+A final loss says little about the time saved. So the question is turned around: when does a run first reach
+another run's final loss?
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Spread(NamedTuple):
 
 
 NOTHING: Final = "-"
-"""In tables, where there is no number."""
+"""Stands in tables where there is no number."""
 
-# Student's t at 97.5 %, by degrees of freedom; beyond these the normal distribution's is near enough.
+# Student's t at 97.5 %, by degrees of freedom; beyond these, the normal distribution's is close enough.
 _T: Final = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The mean of some values and how far it can be trusted.
+    """The mean of some values, and how certain it is.
 
     Example:
         >>> str(spread([1.0, 2.0, 3.0]))
@@ -112,7 +112,7 @@ def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING, digit
     mean, deviation, _ = spread(values)
     if digits is not None:
         places = _places(mean, digits)
-        parts = [value for value in (mean, round(deviation, places) if len(values) > 1 else 0.0) if value] or [0.0]
+        parts = [mean, deviation] if deviation > 0 else [mean]
         return " ± ".join(f"{round(part, places):,.{max(0, places)}f}" for part in parts) + unit
     if not deviation > 0:  # one seed, or all seeds alike
         text = f"{mean:,.{_decimals(mean, 4)}f}"
@@ -132,7 +132,7 @@ def _decimals(value: float, digits: int) -> int:
 
 
 def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
-    """A curve, each value averaged with the few before it."""
+    """A curve, with each value averaged over the preceding few."""
     values = run.column(column)
     return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
 
@@ -150,7 +150,7 @@ def as_measured(values: Iterable[float], column: str, nothing: str = NOTHING, di
 
 
 def reached(run: Run, target: float) -> float | None:
-    """At which iteration a run's training loss first falls to a target, between two rows where need be, if ever."""
+    """The iteration at which a run's training loss first reaches a target, interpolated between rows; None if never."""
     losses = smoothed(run)
     below = np.flatnonzero(losses <= target)
     if not len(below):
@@ -163,24 +163,24 @@ def reached(run: Run, target: float) -> float | None:
 
 
 def at(run: Run, iteration: float, column: str) -> float:
-    """What a curve, averaged as the training loss is, comes to at an iteration, between two rows where need be."""
+    """A curve's value at an iteration, smoothed like the training loss and interpolated between rows."""
     return float(np.interp(iteration, run.column("step"), smoothed(run, column)))
 
 
 def seconds_a_step(run: Run) -> float:
-    """The median over a run's stretches between evaluations: what disturbs some of them does not change it."""
+    """Seconds per step: the median over the stretches between evaluations, which short disturbances do not change."""
     return float(np.median(np.diff(run.column("seconds")) / np.diff(run.column("step"))))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An optimizer without and with CProp, seed by seed: what the second saves on the way to the first's last loss.
+    """An optimizer without and with CProp, seed by seed: what CProp saves on the way to the plain one's final loss.
 
-    Seeds that did not learn without CProp (they diverged, or ended no lower than they began) have no such loss, and are
-    left out of all that follows.
+    Seeds that did not learn without CProp (they diverged, or ended no lower than they started) have no target and are
+    left out.
 
     Args:
-        plain: its runs, in the order of their seeds.
+        plain: the runs without CProp, ordered by seed.
         scaled: the runs with CProp, in the same order.
     """
 
@@ -189,28 +189,28 @@ class Pair:
 
     @property
     def learned(self) -> list[tuple[Run, Run, float]]:
-        """The seeds that have a target: both runs, and the plain one's last training loss."""
+        """The seeds that have a target: both runs, and the plain one's final training loss."""
         both = zip(self.plain, self.scaled, strict=True)
         found = [(plain, scaled, final_loss(plain)) for plain, scaled in both]
         return [(p, s, target) for p, s, target in found if 0 < when(p, target, "iterations") < math.inf]
 
     @property
     def targets(self) -> list[float]:
-        """What each seed ends with, without CProp."""
+        """The final training loss without CProp, by seed."""
         return [target for *_, target in self.learned]
 
     def times(self, of: str) -> list[tuple[float, float]]:
-        """By seed, when the plain and the scaled run reach the target (``"iterations"`` or ``"seconds"``), or never."""
+        """By seed, when both runs reach the target, in ``"iterations"`` or ``"seconds"``; infinite if never."""
         return [(when(plain, target, of), when(scaled, target, of)) for plain, scaled, target in self.learned]
 
     def shares(self, of: str) -> list[float]:
-        """The part of the plain run's iterations or seconds that CProp needs, by seed; infinite if it is not enough."""
+        """By seed, CProp's iterations or seconds to the target divided by the plain run's; infinite if it misses."""
         return [ours / theirs for theirs, ours in self.times(of)]
 
     def there(self, column: str) -> list[tuple[float, float]]:
-        """By seed, what else the plain and the scaled run have come to at the target, if both get there.
+        """By seed, the value of another curve at the target, for both runs, if both reach it.
 
-        At the end of their runs the one with CProp has been trained further: here they are equally far.
+        At the end of their runs the one with CProp is further along; at the target both have the same training loss.
         """
         arrivals = zip(self.learned, self.times("iterations"), strict=True)
         return [
@@ -221,7 +221,7 @@ class Pair:
 
 
 def outcome(pair: Pair, of: str) -> str:
-    """What came of a pair, in a few words: the part that CProp needs, or who did not get there."""
+    """The outcome of a pair in a few words: CProp's ratio, or how many seeds missed the target."""
     shares = pair.shares(of)
     missed = sum(map(math.isinf, shares))
     parts = []
@@ -236,9 +236,9 @@ def outcome(pair: Pair, of: str) -> str:
 
 
 def when(run: Run, target: float, of: str) -> float:
-    """When a run reaches a target, or infinity; nothing is reached by a run that diverged, before or after.
+    """When a run reaches a target; infinite if never. A run that diverged counts as never, even if it got there before.
 
-    Seconds are the iterations times the seconds of a step: the clock of a long run has also what else went on.
+    Seconds are iterations times the seconds per step: the clock of a long run also counts interruptions.
     """
     iterations = None if run.status == "diverged" or math.isinf(target) else reached(run, target)
     if iterations is None:
@@ -247,7 +247,7 @@ def when(run: Run, target: float, of: str) -> float:
 
 
 def _setting(specification: Specification) -> tuple[object, ...]:
-    """What two runs of a pair have in common; learning rates may differ, if both were selected."""
+    """What both runs of a pair have in common; learning rates may differ, if both were selected."""
     return (
         specification.workload,
         tuple(specification.options.items()),
@@ -258,7 +258,7 @@ def _setting(specification: Specification) -> tuple[object, ...]:
 
 
 def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
-    """Runs that differ in their seed alone, together, in the order of their seeds."""
+    """Groups of runs that differ only in their seed, ordered by seed."""
     groups: dict[Specification, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.specification.seed):
         groups.setdefault(run.specification.group(), []).append(run)
@@ -266,9 +266,9 @@ def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
 
 
 def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
-    """All optimizers that ran with the same seeds without and with CProp, by what figures call the latter.
+    """All optimizers that ran on the same seeds without and with CProp, by the name figures use for the latter.
 
-    Where the one without ran at several learning rates, CProp is paired with each.
+    If the plain one ran at several learning rates, CProp is paired with each.
     """
     groups = by_seed(runs)
     several = len({group.workload for group in groups}) > 1
@@ -292,7 +292,7 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
 
 
 def facet(specification: Specification) -> str:
-    """What sets a run apart from those of the same experiment, beside its optimizer."""
+    """What distinguishes a run from others of its experiment, besides its optimizer."""
     options = specification.options.items()
     parts = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options]
     if specification.batch_size != 32:

@@ -60,7 +60,7 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     """In this process, one optimizer and one seed: an experiment, its figure, its page, and nothing run twice."""
     words = ("run", "fmnist-fc", "--optimizers", "rmsprop", "--seeds", 1, "--executor", "process")
     said = lab(*words)
-    assert "Drawn: " in said
+    assert "Figure: " in said
     assert (tmp_path / "results" / "figures" / "fmnist-fc-smoke.png").stat().st_size > 10_000
     assert "CProp(RMSProp)" in said
     again = lab(*words)
@@ -76,7 +76,7 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     assert str(tmp_path) not in page  # a page may be published
     lab("export", "--to", "tensorboard", "--target", "events")
     assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
-    assert "no experiment nothing" in lab("plot", "nothing", code=1)
+    assert "no results of nothing in results" in lab("plot", "nothing", code=1)
 
 
 def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 130, said
-    assert "Stopped. What is finished is kept, and the same command goes on where it was." in re.sub(r"\s+", " ", said)
+    assert "Stopped. Finished work is kept; run the same command again to continue." in re.sub(r"\s+", " ", said)
     before = Store(tmp_path / "results").finished()
     assert before
     result = subprocess.run(
@@ -115,19 +115,19 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
     assert re.search(r"\[100 %\] tasks:Slow CProp\(RMSProp\) lr \S+ seed 0: training loss", said)
     assert "RMSProp + CProp" in said
     assert "iterations to that loss" in said
-    assert re.search(r"Learning rate of rmsprop: [\d.e-]+ \(training loss at", said)
+    assert re.search(r"Learning rate of rmsprop: [\d.e-]+ \(training loss by learning rate: ", said)
     assert (tmp_path / "comparison.png").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "nothing"], "no experiment is called 'nothing': see 'cprop-lab list'"),
-        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm has no lion: it has sgd, adam"),
+        (["run", "nothing"], "unknown experiment 'nothing': 'cprop-lab list' shows all of them"),
+        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm does not include lion: choose from sgd, adam"),
         (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
         (["compare", "test_cli:Path"], "is no task: derive it from cprop_lab.Task"),
-        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "no optimizer is called 'adamm'"),
-        (["plot"], "holds no experiment"),
+        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "unknown optimizer 'adamm'"),
+        (["plot"], "no results of any experiment in results: run it first"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(lab, words, message):

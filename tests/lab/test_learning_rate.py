@@ -48,7 +48,7 @@ def test_where_everything_diverges_it_goes_down():
 
 @pytest.mark.parametrize("loss", [lambda lr: lr, lambda lr: -lr, lambda lr: math.inf])
 def test_a_landscape_without_a_best_is_an_error_and_not_an_endless_search(loss):
-    with pytest.raises(ValueError, match=r"no best learning rate between .* begin with another guess"):
+    with pytest.raises(ValueError, match=r"no best learning rate between .* start from another guess"):
         search(0.1, loss)
 
 

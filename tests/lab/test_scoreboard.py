@@ -105,7 +105,7 @@ def test_the_figure_has_a_row_an_optimizer(entries):
 
 def test_without_adam_there_is_no_target(store):
     runs, timings = keep(store, {"sgd": [SLOW]}, {"sgd": 0.01})
-    with pytest.raises(ValueError, match="no run of adam is finished, whose last training loss is"):
+    with pytest.raises(ValueError, match="no run of adam is finished, whose final training loss is"):
         scoreboard.score(runs, timings)
 
 

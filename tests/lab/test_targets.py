@@ -235,9 +235,9 @@ def test_a_spread():
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("cprop-adam", "cprop-adam has CProp already: name the optimizer alone"),
-        ("schedule-free-adamw", "CProp cannot be put around schedule-free-adamw"),
-        ("adan", "no optimizer is called 'adan'"),
+        ("cprop-adam", "cprop-adam already includes CProp: name the plain optimizer"),
+        ("schedule-free-adamw", "CProp cannot wrap schedule-free-adamw"),
+        ("adan", "unknown optimizer 'adan'"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused_before_anything_runs(base, message):
