@@ -70,7 +70,8 @@ Data = Annotated[
     ),
 ]
 Preset = Annotated[
-    PresetName, typer.Option(help="How long to run: as in the paper, hours on 2 cores, or a check of minutes.")
+    PresetName,
+    typer.Option(help="How long to run: as in the paper, hours on 2 cores, or minutes to check that it works."),
 ]
 Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster. Default: start Ray on this machine.")]
 ExecutorOption = Annotated[
