@@ -236,15 +236,17 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
 def _print_verdicts(found: Any, tables: bool) -> None:
     """Whether CProp helps, one optimizer after the other, and what limits the answer."""
     from cprop_lab.compare import verdict
-    from cprop_lab.console import fitting
+    from cprop_lab.console import fitting, folded
 
     verdicts = [verdict(name, pair) for name, pair in found.items()]
     for one in verdicts:
-        console.print(f"\n{one.headline}" if tables else one.headline, style="bold", markup=False, highlight=False)
+        if tables:
+            console.print()
+        console.print(folded(one.headline, console.width), style="bold", markup=False, highlight=False)
         for table in fitting(console, one.heads, one.rows) if tables else ():
             console.print(table)
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
-        console.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
+        console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What a person at the keyboard sees: how far runs are, and tables that fit the terminal."""
+"""What a person at the keyboard sees: the progress of a command, and tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from cprop_lab.results import Row
 from cprop_lab.specification import Specification
 from cprop_lab.targets import facet
 
-__all__ = ["LiveTable", "fitting"]
+__all__ = ["LiveTable", "fitting", "folded"]
 
 BETWEEN: Final = 2
-"""Blanks that rich puts around a column's text in a table without a box."""
+"""Spaces that rich puts around a column's text in a table without a box."""
 TIED: Final = re.compile(r"(?<=±) | (?=[±%])")
 TIE: Final = "\N{NO-BREAK SPACE}"
 
 
 def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Table]:
-    """A table, or several with the same first column where the terminal is too narrow for all words of one.
+    """A table, or several with the same first column if the terminal is too narrow for one.
 
     Example:
         >>> for width in (40, 12):
@@ -67,8 +67,8 @@ def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def folded(text: str, width: int) -> str:
-    """Text in lines no wider than that."""
-    return "\n".join(textwrap.wrap(text, max(1, width))).replace(TIE, " ")
+    """Text in lines no wider than that, which do not part a number from its unit."""
+    return "\n".join(textwrap.wrap(TIED.sub(TIE, text), max(1, width))).replace(TIE, " ")
 
 
 def setting(specification: Specification) -> str:
@@ -90,7 +90,7 @@ class LiveTable(Progress):
         self.rows: dict[Specification, Row] = {}
         self.first: dict[Specification, int] = {}
         self.said: set[str] = set()
-        # Iterations of the command: in runs that have ended, and in those of the present set that have not.
+        # Iterations: of runs that have ended, of the others of the present set, and how many were worked off here.
         self.past, self.present, self.worked = 0, 0, 0
         self.runs, self.runs_ended = 0, 0
         self.began: float | None = None
@@ -106,13 +106,14 @@ class LiveTable(Progress):
 
     @property
     def share(self) -> float:
-        """The part of the command that is done, as far as one can tell."""
+        """The fraction of the command that is done, by the present estimate of its length."""
         total = self.past + self.present + self.later
         return self.done / total if total else 1.0
 
     def left(self) -> str:
-        """The time left, judged by the pace since the first run began to move; empty while there is none."""
-        worked = self.worked + sum(row["step"] - self.first[run] for run, row in list(self.rows.items()))
+        """The time left, judged by the pace since the first run reported; empty as long as that is unknown."""
+        rows = list(self.rows.items())  # as it is drawn by a thread, while runs come and go
+        worked = self.worked + sum(row["step"] - self.first.get(run, row["step"]) for run, row in rows)
         remaining = self.past + self.present + self.later - self.done
         if self.moved is None or not worked or not remaining:
             return ""
@@ -136,14 +137,14 @@ class LiveTable(Progress):
         if reused:
             self.say(f"{self.title}: {reused} of {reused + len(missing)} runs are already finished and are reused")
         elif not self.console.is_terminal:
-            self.say(f"{self.title}: {len(missing)} runs")
+            self.say(f"{self.title}: {len(missing)} run{'s' * (len(missing) != 1)}")
         self.waiting()
         if missing and self.console.is_terminal:
             self.live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.render)
             self.live.start(refresh=True)
 
     def waiting(self, what: str = "") -> None:
-        """Show what is waited for, with a clock."""
+        """Show what the command is waiting for, with a clock."""
         if what and self.live is None and what not in self.said:
             self.say(what)
             self.said.add(what)
@@ -190,7 +191,7 @@ class LiveTable(Progress):
     # What is seen.
 
     def render(self) -> Group:
-        """The phase, the bar and the table: in this order, for a low terminal cuts off what comes last."""
+        """The phase, the bar and the table: in this order, because a terminal with few lines cuts off the last ones."""
         now = time.monotonic()
         phase = f"{self.title}: {self.runs_ended} of {self.runs} runs finished"
         far = [f"{self.share:.0%}".replace("%", " %"), f"{clock(now - (self.began or now))} elapsed", self.left()]

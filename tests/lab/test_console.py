@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from cprop_lab.console import LiveTable, fitting
+from cprop_lab.console import LiveTable, fitting, folded
 from cprop_lab.specification import Specification
 
 RUN = Specification("fmnist-cnn", "cprop-sgd", lr=0.1, iterations=400, evaluate_every=100)
@@ -116,6 +116,10 @@ def test_a_terminal_is_left_as_it_was():
     assert "fmnist-cnn CProp(SGD) lr 0.1 seed 0 failed: out of memory" in shown
     assert shown.rstrip("\r\n").endswith("\x1b[2K")  # the last thing written erases the last line of the bar
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_a_number_and_its_unit_stay_on_one_line():
+    assert folded("it is 95 % sure", 9) == "it is\n95 % sure"
 
 
 @pytest.mark.parametrize(("width", "tables"), [(60, 1), (50, 2), (10, 3)])
