@@ -49,7 +49,7 @@ Look = dict[str, Any]
 """How a line is drawn, as keyword arguments of matplotlib."""
 
 WIDTH: Final = 9.0
-"""In inches: at 100 pixels per inch, the width of a README's column."""
+"""In inches: at 100 pixels an inch, the width of a README's column."""
 
 # From Okabe and Ito's palette, which colour-blind people can tell apart; without yellow, which is too light for a line
 # on white, and black, which is reserved for what belongs to no optimizer.
@@ -440,7 +440,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
         ValueError: if there are no pairs.
     """
     if not pairs:
-        raise ValueError("no pairs to draw: run an optimizer without and with CProp on the same seeds")
+        raise ValueError("no pairs to draw: run an optimizer without and with CProp, on the same seeds")
     figure = Figure(figsize=(WIDTH, 0.55 * len(pairs) + 0.7))
     axes = figure.subplots()
     axes.grid(False, axis="y")

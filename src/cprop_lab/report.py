@@ -192,7 +192,7 @@ missing below: {listed}. To finish them:
 def _inline(figure: Figure, name: str, title: str) -> str:
     """A figure as part of the page. Ids must be unique on a page, so the figure's name is put before its own."""
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", figures.to_svg(figure))
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)  # not needed within HTML
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)  # a page knows what svg is
     return f'<figure role="img" tabindex="0" aria-label="Figure: {escape(title)}">{svg}</figure>\n'
 
 
