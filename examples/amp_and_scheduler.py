@@ -1,4 +1,4 @@
-"""Plain PyTorch with mixed precision, gradient clipping, a scheduler, and a look at what CProp does.
+"""Plain PyTorch with mixed precision, gradient clipping, a scheduler, and a monitor that shows what CProp does.
 
 python examples/amp_and_scheduler.py
 """
@@ -28,19 +28,21 @@ def main() -> None:
     warmup = LinearLR(optimizer, start_factor=0.1, total_iters=50)
     scaler = torch.amp.GradScaler(device)
     monitor = cprop.Monitor(optimizer, model.named_parameters(), every=100, batch_size=64)
-    for _ in range(arguments.steps):
+    for step in range(arguments.steps):
         points = torch.randn(64, 2, device=device)
         labels = (points.norm(dim=1) < 1.2).long()
         with torch.autocast(device, dtype):
             loss = nn.functional.cross_entropy(model(points), labels)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        # CProp must see true gradients: unscale_ before anything reads them, as for clipping.
+        # CProp must see the true gradients: call unscale_ before anything reads them, as for clipping.
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         warmup.step()
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1} of {arguments.steps}: loss {loss.item():.3f}")
     points = torch.randn(4096, 2, device=device)
     accuracy = (model(points).argmax(1) == (points.norm(dim=1) < 1.2)).float().mean()
     Console().print(terminal.table(monitor))

@@ -1,4 +1,4 @@
-"""Lion, scaled by conformity: all that it takes to add an optimizer. Weight decay is left out."""
+"""Lion scaled by conformity: all it takes to add an optimizer. Weight decay is omitted."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from cprop.rules import GRAD, PARAM
 
 
 class LionScalars(NamedTuple):
-    """The numbers of a step; Lion's weights are one less its betas."""
+    """The scalars of a step; the weights are one minus Lion's betas."""
 
     lr: Number
     weight1: Number
@@ -35,10 +35,10 @@ def lion(x: Mapping[str, Tensor], h: LionScalars, measure: str | Measure) -> dic
 
 
 class CPropLion(NativeOptimizer):
-    """Lion (Chen et al., 2023) whose steps shrink where gradients disagree."""
+    """Lion (Chen et al., 2023) with steps that shrink where gradients disagree."""
 
     rule = staticmethod(lion)
-    counts_steps = False  # Lion corrects no bias, and asks for no step
+    counts_steps = False  # Lion has no bias correction, so it needs no step count
 
     def __init__(
         self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **options: Any

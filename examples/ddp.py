@@ -1,4 +1,4 @@
-"""Data-parallel training, with one checkpoint file that any number of processes goes on from.
+"""Data-parallel training with one checkpoint file, from which any number of processes can resume.
 
 torchrun --nproc-per-node 2 examples/ddp.py runs/ddp.pt
 """
@@ -18,7 +18,7 @@ from cprop import files
 def main() -> None:
     """Train a classifier of points in the plane."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="file to write, and to go on from if it is there")
+    parser.add_argument("checkpoint", type=Path, help="checkpoint file; if it exists, training resumes from it")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     arguments = parser.parse_args()
@@ -27,7 +27,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
-    # CProp is element-wise: every rank has the same gradients and so the same scales.
+    # CProp is element-wise: all ranks have the same gradients, and so the same scales.
     optimizer = cprop.CProp(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
     done = 0
     if arguments.checkpoint.exists():
@@ -35,9 +35,11 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
+    if rank == 0:
+        print(f"{f'resumed from step {done}' if done else 'starting at step 0'} on {world} processes", flush=True)
     parallel = DistributedDataParallel(model)
     for step in range(done, arguments.steps):
-        # The batch of a step is the same however many ranks there are; each takes its part.
+        # The global batch of a step does not depend on the number of ranks; each takes its part.
         points = torch.randn(64, 2, generator=torch.Generator().manual_seed(step))[rank::world]
         labels = (points.norm(dim=1) < 1.2).long()
         loss = nn.functional.cross_entropy(parallel(points), labels)
@@ -47,10 +49,11 @@ def main() -> None:
         if rank == 0 and (step + 1) % arguments.every == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             files.save(state, arguments.checkpoint)
+            print(f"step {step + 1}: loss {loss.item():.3f}, checkpoint saved", flush=True)
     points = torch.randn(4096, 2, generator=torch.Generator().manual_seed(-1))
     accuracy = (model(points).argmax(1) == (points.norm(dim=1) < 1.2)).float().mean()
     if rank == 0:
-        print(f"from step {done} to {arguments.steps} on {world} processes: accuracy {accuracy:.3f}")
+        print(f"finished {arguments.steps} steps: accuracy {accuracy:.3f}")
     dist.destroy_process_group()
 
 

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/fsdp2_dcp.py runs/language-model
 
-Stop it, kill any of its processes, start it again with another number of them: it goes on from the
-newest checkpoint that is complete. The text is the source code of Python's own library, byte by byte,
+Stop it, kill any of its processes, or restart it with a different number of processes: it resumes from
+the newest complete checkpoint. The text is the source code of Python's standard library, byte by byte,
 so there is nothing to download.
 """
 
@@ -64,13 +64,13 @@ class LanguageModel(nn.Module):
 
 
 def text() -> Tensor:
-    """The source code of Python's own library."""
+    """The source code of Python's standard library."""
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-d]*.py"))
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources)), dtype=torch.uint8).long()
 
 
 def batch(corpus: Tensor, step: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
-    """This rank's part of a step's batch, which is the same however many ranks there are."""
+    """This rank's part of a step's global batch, which does not depend on the number of ranks."""
     starts = torch.randint(len(corpus) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
     rows = torch.stack([corpus[start : start + CONTEXT + 1] for start in starts[rank::world].tolist()])
     return rows[:, :-1], rows[:, 1:]
@@ -82,19 +82,19 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def is_whole(checkpoint: Path, rank: int, world: int) -> bool:
-    """Whether a checkpoint is undamaged, in the eyes of all ranks: each looks at its share of the files."""
+    """Whether a checkpoint is undamaged: each rank verifies its share of the files, and all must agree."""
     whole = torch.ones(1)
     try:
         files.verify(checkpoint, rank, world)
     except cprop.CheckpointError as error:
-        print(f"passed over: {error}", flush=True)
+        print(f"skipped a damaged checkpoint: {error}", flush=True)
         whole.zero_()
     dist.all_reduce(whole, dist.ReduceOp.MIN)
     return bool(whole)
 
 
 def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int) -> int:
-    """Load the newest checkpoint that is whole; the number of steps it has done."""
+    """Load the newest undamaged checkpoint, and return its step; 0 if there is none."""
     for checkpoint in candidates(folder):
         dist.barrier()  # all ranks have seen the same folder
         if is_whole(checkpoint, rank, world):
@@ -103,7 +103,7 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ra
             dcp.load(state, checkpoint_id=checkpoint)
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
             return int(checkpoint.name.removeprefix("step-"))
-        if rank == 0:  # out of the way, for someone to look at
+        if rank == 0:  # moved aside, so that someone can look at it
             aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
             shutil.rmtree(aside, ignore_errors=True)
             checkpoint.rename(aside)
@@ -112,15 +112,15 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ra
 
 
 class Saving:
-    """Checkpoints that are written while training goes on, and named only when they are complete."""
+    """Checkpoints that are written while training continues, and get their name only when they are complete."""
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         self.folder, self.rank, self.world = folder, rank, world
-        self.group = dist.new_group(backend="gloo")  # its messages must not mix with those of training
+        self.group = dist.new_group(backend="gloo")  # separate from the messages of training
         self.under_way: tuple[Any, Path] | None = None
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Copy the state aside and let a thread write it; the one before is finished first."""
+        """Copy the state and let a thread write it; the previous checkpoint is finished first."""
         self.finish()
         model_state, optimizer_state = get_state_dict(model, optimizer)
         partial = self.folder / f"step-{step:08d}.partial"
@@ -131,7 +131,7 @@ class Saving:
         self.under_way = dcp.async_save(state, checkpoint_id=partial, process_group=self.group), partial
 
     def finish(self, keep: int = 3) -> None:
-        """Wait for the writing, seal the files, and give the folder its name in one move."""
+        """Wait until it is written, seal the files, and rename the folder in one atomic move."""
         if self.under_way is None:
             return
         future, partial = self.under_way
@@ -141,6 +141,7 @@ class Saving:
         dist.barrier()
         if self.rank == 0:
             partial.rename(partial.with_suffix(""))
+            print(f"saved {partial.stem}", flush=True)
             for old in candidates(self.folder)[keep:]:
                 shutil.rmtree(old)
         dist.barrier()
@@ -148,7 +149,7 @@ class Saving:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train from the newest checkpoint, or from the beginning, to the end."""
+    """Train from the newest checkpoint, or from the start, to the end."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (world,))
     torch.manual_seed(0)
@@ -162,6 +163,8 @@ def train(arguments: argparse.Namespace) -> None:
     done = restore(arguments.folder, model, optimizer, rank, world)
     log = (arguments.folder / "log.jsonl").open("a") if rank == 0 else None
     note(log, event="started", step=done, world=world)
+    if rank == 0:
+        print(f"{f'resumed from step {done}' if done else 'starting at step 0'} on {world} processes", flush=True)
     corpus, saving = text(), Saving(arguments.folder, rank, world)
     for step in range(done, arguments.steps):
         inputs, targets = batch(corpus, step, rank, world)
@@ -173,22 +176,28 @@ def train(arguments: argparse.Namespace) -> None:
         dist.all_reduce(mean)
         note(log, event="step", step=step + 1, loss=mean.item())
         if (step + 1) % arguments.every == 0:
+            if rank == 0:
+                print(f"step {step + 1} of {arguments.steps}: loss {mean.item():.3f}", flush=True)
             saving.begin(model, optimizer, step + 1)
     saving.finish()
     note(log, event="finished", step=arguments.steps)
+    if rank == 0:
+        print(f"finished {arguments.steps} steps; the log is {arguments.folder / 'log.jsonl'}", flush=True)
 
 
 def note(log: Any, **entry: Any) -> None:
-    """Write a line into the log of the first rank."""
+    """Write a line to rank 0's log."""
     if log is not None:
         log.write(json.dumps(entry) + "\n")
         log.flush()
 
 
 def main() -> None:
-    """Read the command line, and train."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where checkpoints and the log go, and are found again")
+    parser.add_argument(
+        "folder", type=Path, help="folder for checkpoints and the log; training resumes from what is there"
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--lr", type=float, default=3e-3)

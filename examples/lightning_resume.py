@@ -1,4 +1,4 @@
-"""Lightning with CProp: a run that is stopped and resumed ends with the weights of one that was not, to the bit.
+"""Lightning with CProp: a run that was stopped and resumed ends with bitwise the weights of an uninterrupted one.
 
 python examples/lightning_resume.py runs/lightning
 """
@@ -17,7 +17,7 @@ from cprop.integrations.lightning import MonitorCallback
 
 
 class Classifier(pl.LightningModule):
-    """Tells points within a circle from those outside."""
+    """Classifies points: inside or outside a circle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,16 +29,16 @@ class Classifier(pl.LightningModule):
         return nn.functional.cross_entropy(self.network(points), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """CProp, as one would return Adam."""
+        """Return CProp as you would return Adam."""
         return cprop.CPropAdam(self.parameters(), lr=1e-2)
 
 
 def fit(folder: Path, epochs: int, resume: Path | None = None) -> Classifier:
-    """Train from the start, or go on from a checkpoint."""
+    """Train from the start, or resume from a checkpoint."""
     torch.manual_seed(0)
     model = Classifier()
     points = torch.randn(512, 2, generator=torch.Generator().manual_seed(1))
-    # In order: Lightning does not save where a shuffled loader was.
+    # Not shuffled: Lightning does not save the position of a shuffled loader.
     loader = DataLoader(TensorDataset(points, (points.norm(dim=1) < 1.2).long()), batch_size=32)
     trainer = pl.Trainer(
         max_epochs=epochs,
@@ -50,22 +50,23 @@ def fit(folder: Path, epochs: int, resume: Path | None = None) -> Classifier:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    print(f"resuming from {resume}, to epoch {epochs}" if resume else f"training for {epochs} epochs in {folder}")
     trainer.fit(model, loader, ckpt_path=resume)
     trainer.save_checkpoint(folder / f"epoch-{epochs}.ckpt")
     return model
 
 
 def main() -> None:
-    """Train once in one go, and once with a stop in the middle."""
+    """Train once without interruption, and once with a stop in the middle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of checkpoints and logs")
+    parser.add_argument("folder", type=Path, help="folder for checkpoints and logs")
     folder = parser.parse_args().folder
     warnings.filterwarnings("ignore", module="lightning")
     whole = fit(folder / "whole", epochs=6)
     fit(folder / "stopped", epochs=3)
     resumed = fit(folder / "stopped", epochs=6, resume=folder / "stopped" / "epoch-3.ckpt")
     same = all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
-    print(f"resumed and whole run are the same to the bit: {same}")
+    print(f"the resumed and the uninterrupted run are bitwise identical: {same}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A training task of your own, for ``cprop-lab compare``: three noisy spirals, told apart by a small network.
+"""Your own training task for ``cprop-lab compare``: three noisy spirals, classified by a small network.
 
     cd examples
     cprop-lab compare own_task:Spirals --optimizers sgd,adam --iterations 3000
 
-Write ``data``, ``model`` and ``loss`` for yours; ``evaluate`` adds an accuracy, and may be left out.
+Write ``data``, ``model`` and ``loss`` for yours; ``evaluate`` adds an accuracy and is optional.
 """
 
 import math
@@ -23,7 +23,7 @@ class Spirals(Task):
     metric = "accuracy"
 
     def data(self) -> tuple[Batch, Batch]:
-        """4,000 points to train on and 1,000 to test with, the same every time."""
+        """4,000 training and 1,000 test points, always the same."""
         generator = torch.Generator().manual_seed(0)
         label = torch.randint(3, (5000,), generator=generator)
         radius = torch.rand(5000, generator=generator)
@@ -41,7 +41,7 @@ class Spirals(Task):
         return cross_entropy(model(point), label)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The loss again, and the share of points that are told right."""
+        """The loss and the accuracy of a batch."""
         point, label = batch
         logits = model(point)
         return {"loss": cross_entropy(logits, label), "accuracy": (logits.argmax(1) == label).float().mean()}

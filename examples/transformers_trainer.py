@@ -1,10 +1,10 @@
-"""Transformers' Trainer with CProp, both ways of passing an optimizer, resumed from a checkpoint.
+"""Transformers' Trainer with CProp: both ways of passing an optimizer, and resumption from a checkpoint.
 
     python examples/transformers_trainer.py runs/transformers --steps 20      # stop early
-    python examples/transformers_trainer.py runs/transformers                 # and go on
+    python examples/transformers_trainer.py runs/transformers                 # and resume
 
-The model is a tiny GPT-2 from scratch, and the text is the source code of Python's own library, byte by byte, so there
-is nothing to download.
+The model is a tiny GPT-2 trained from scratch, and the text is the source code of Python's standard library, byte by
+byte, so there is nothing to download.
 """
 
 import argparse
@@ -30,15 +30,15 @@ def text() -> TensorDataset:
 
 
 def collate(windows: list[tuple[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A batch as the model wants it."""
+    """A batch in the form the model expects."""
     tokens = torch.stack([window for (window,) in windows])
     return {"input_ids": tokens, "labels": tokens}
 
 
 def main() -> None:
-    """Train, or go on."""
+    """Train, or resume."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of checkpoints")
+    parser.add_argument("folder", type=Path, help="folder for checkpoints; training resumes from the last one")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--by-class", action="store_true", help="pass a class and its arguments, not an optimizer")
     options = parser.parse_args()
@@ -69,6 +69,7 @@ def main() -> None:
         **how,
     )
     last = get_last_checkpoint(str(options.folder)) if options.folder.is_dir() else None
+    print(f"resuming from {last}" if last else "starting at step 0", flush=True)
     trainer.train(resume_from_checkpoint=last)
     looks = [entry["cprop/mean_scale"] for entry in trainer.state.log_history if "cprop/mean_scale" in entry]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

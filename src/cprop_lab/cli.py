@@ -22,7 +22,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="cprop-lab",
-    help="The paper's experiments, and whether CProp helps your own training.",
+    help="Run the paper's experiments, or find out whether CProp helps your own training.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 console = Console()
 
-# What takes seconds to import (torch, matplotlib, Ray), the command that needs it imports: --help must be quick.
+# Slow imports (torch, matplotlib, Ray) are left to the commands that need them, so that --help is quick.
 
 
 class PresetName(StrEnum):
@@ -42,14 +42,14 @@ class PresetName(StrEnum):
 
 
 class Executor(StrEnum):
-    """Who runs the runs."""
+    """What executes the runs."""
 
     ray = "ray"
     process = "process"
 
 
 class Sink(StrEnum):
-    """Where curves can be sent."""
+    """Tools that curves can be exported to."""
 
     tensorboard = "tensorboard"
     mlflow = "mlflow"
@@ -57,34 +57,40 @@ class Sink(StrEnum):
 
 
 Storage = Annotated[
-    str, typer.Option(envvar="CPROP_LAB_STORAGE", help="Where results are kept: a folder, or s3://... and the like.")
+    str,
+    typer.Option(
+        envvar="CPROP_LAB_STORAGE", help="Where results are kept: a folder, or an address such as s3://bucket/path."
+    ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="A folder with the data sets (fashion_mnist/, cifar100/, ...); default $CPROP_LAB_DATA, and without it "
-        "they are downloaded by their public names.",
+        help="Folder with the data sets (fashion_mnist/, cifar100/, ...). Default: $CPROP_LAB_DATA; if it is not set, "
+        "they are downloaded.",
     ),
 ]
-Preset = Annotated[PresetName, typer.Option(help="How long: the paper's programme, what 2 cores can do, or minutes.")]
-Address = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it Ray is started on this machine.")]
-ExecutorOption = Annotated[
-    Executor, typer.Option(help="'process' runs one after the other, here, and does without Ray.")
+Preset = Annotated[
+    PresetName,
+    typer.Option(help="How long to run: as in the paper, hours on 2 cores, or minutes to check that it works."),
 ]
-Cpus = Annotated[int, typer.Option(help="Cores a run; as many runs go on at once as there is room for.")]
-Gpus = Annotated[float, typer.Option(help="GPUs a run, or a part of one.")]
-Eager = Annotated[bool, typer.Option("--eager", help="Without compiled steps: slower, and needs no C++ compiler.")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster. Default: start Ray on this machine.")]
+ExecutorOption = Annotated[
+    Executor, typer.Option(help="'process' runs one after the other in this process, without Ray.")
+]
+Cpus = Annotated[int, typer.Option(help="CPU cores per run; as many runs as fit are executed in parallel.")]
+Gpus = Annotated[float, typer.Option(help="GPUs per run (may be fractional).")]
+Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's step: slower, but needs no C++ compiler.")]
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """An error of ours is a sentence for a person, and Ctrl-C is no error."""
+    """Print our own errors as one sentence, without a traceback; Ctrl-C is not an error."""
     from cprop_lab.engine import SweepInterruptedError
 
     try:
         yield
     except SweepInterruptedError:
-        console.print("Stopped. What is finished is kept, and the same command goes on where it was.", style="yellow")
+        console.print("Stopped. Finished work is kept; run the same command again to continue.", style="yellow")
         raise typer.Exit(130) from None
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         if os.environ.get("CPROP_LAB_DEBUG"):
@@ -94,7 +100,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _use(data: Path | None) -> None:
-    """Read data sets from a folder, in this process and in all that it starts."""
+    """Read data sets from a folder, in this process and in those it starts."""
     from cprop_lab.workloads.data import ENVIRONMENT
 
     if data is not None:
@@ -106,7 +112,7 @@ def _experiment(name: str) -> Any:
     from cprop_lab.experiments import EXPERIMENTS
 
     if name not in EXPERIMENTS:
-        raise ValueError(f"no experiment is called {name!r}: see 'cprop-lab list'")
+        raise ValueError(f"unknown experiment {name!r}: 'cprop-lab list' shows all of them")
     return EXPERIMENTS[name]
 
 
@@ -121,14 +127,14 @@ def _engine(
     compiler = os.environ.get("CXX", "g++")
     if not eager and shutil.which(compiler) is None:
         raise ValueError(
-            f"there is no C++ compiler {compiler!r}, with which torch compiles CProp's step: install one (Debian: "
-            "apt install g++), name yours in the environment variable CXX, or give --eager"
+            f"no C++ compiler {compiler!r} found, which torch needs to compile CProp's step: install one (Debian: "
+            "apt install g++), set the environment variable CXX to yours, or pass --eager"
         )
     return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
 
 
 def _command() -> str:
-    """This command, as it can be given again; folders of this machine are left out of what is kept."""
+    """This command, to be repeated by others; this machine's folders and addresses are omitted."""
     words: list[str] = []
     skip = False
     for word in sys.argv[1:]:
@@ -144,7 +150,7 @@ def _command() -> str:
 
 @app.command("list")
 def list_experiments() -> None:
-    """Show the experiments: each figure of the paper, by name."""
+    """List the experiments: one for each figure of the paper, and some beyond it."""
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
 
     table = Table(Column("experiment", no_wrap=True), "paper", "what it shows", box=None)
@@ -157,17 +163,19 @@ def list_experiments() -> None:
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="A name of 'cprop-lab list'.")],
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment; see 'cprop-lab list'.")],
     preset: Preset = PresetName.smoke,
     storage: Storage = "results",
     data: Data = None,
     optimizers: Annotated[
-        str | None, typer.Option(help="Only these, such as sgd,adam; with and without CProp.")
+        str | None, typer.Option(help="Only these optimizers, with and without CProp; for example sgd,adam.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many; by default the preset's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: the preset's.")] = None,
     select: Annotated[
         bool | None,
-        typer.Option("--select/--paper-rates", help="Select learning rates as the paper did, or take the paper's."),
+        typer.Option(
+            "--select/--paper-rates", help="Select learning rates by the paper's procedure, or use the paper's."
+        ),
     ] = None,
     address: Address = None,
     executor: ExecutorOption = Executor.ray,
@@ -175,7 +183,7 @@ def run(
     gpus: Gpus = 0.0,
     eager: Eager = False,
 ) -> None:
-    """Run an experiment, or go on with it, and draw its figure. Runs that are finished are not run again."""
+    """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
     from cprop_lab.experiments import PRESETS
 
     with plain_errors():
@@ -192,16 +200,18 @@ def run(
             engine.store.write_experiment(name, {**about, "command": _command()})
 
         def begun(about: dict[str, Any], specifications: list[Any]) -> None:
-            # So that 'plot' and 'report' can show what there is of a long experiment.
+            # So that 'plot' and 'report' can show the finished part of a long experiment.
             keep({**about, "runs": list(engine.identified(specifications)), "timings": []})
 
-        keep(chosen.run(length, engine.run, select, begun))
+        keep(chosen.run(length, engine.run, select, begun, engine.progress))
         _show(engine.store, name)
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
+    if preset is PresetName.smoke:
+        console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
 
 
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
-    """Draw an experiment's figures, and print its table: times to target, or scores."""
+    """Draw an experiment's figures, and print its verdicts or scores."""
     from cprop_lab import figures, scoreboard
     from cprop_lab.console import fitting
     from cprop_lab.report import draw, scores
@@ -215,41 +225,46 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
     for suffix, figure in draw(about, runs, timings).items():
         path = target / f"{name}{suffix}.png"
         figures.save(figure, path)
-        console.print(f"Drawn: {path}", highlight=False, soft_wrap=True)
+        console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
     if entries := scores(about, runs, timings):
         for table in fitting(console, *scoreboard.table(entries)):
             console.print(table)
     elif found := pairs(runs):
-        _print_targets(found)
+        _print_verdicts(found, tables=False)
 
 
-def _print_targets(found: Any) -> None:
-    """When CProp comes to the loss at which the plain optimizer ends."""
-    from cprop_lab.targets import outcome
+def _print_verdicts(found: Any, tables: bool) -> None:
+    """Whether CProp helps, one optimizer after the other, and what limits the answer."""
+    from cprop_lab.compare import verdict
+    from cprop_lab.console import fitting, folded
 
-    table = Table("with CProp", "iterations to the plain one's last loss", "seconds to it", "seeds", box=None)
-    for name, pair in found.items():
-        table.add_row(name, *(outcome(pair, of) for of in ("iterations", "seconds")), str(len(pair.plain)))
-    console.print(table)
-    console.print("(as a part of what the plain optimizer takes: 1 is no gain; mean and one standard deviation)")
+    verdicts = [verdict(name, pair) for name, pair in found.items()]
+    for one in verdicts:
+        if tables:
+            console.print()
+        console.print(folded(one.headline, console.width), style="bold", markup=False, highlight=False)
+        for table in fitting(console, one.heads, one.rows) if tables else ():
+            console.print(table)
+    for note in dict.fromkeys(note for one in verdicts for note in one.notes):
+        console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 
 
 @app.command()
 def plot(
-    experiment: Annotated[
-        str | None, typer.Argument(help="A name of 'cprop-lab list'; by default all that ran.")
-    ] = None,
+    experiment: Annotated[str | None, typer.Argument(help="Name of an experiment. Default: all that were run.")] = None,
     storage: Storage = "results",
-    out: Annotated[Path | None, typer.Option(help="Where the pictures go; by default figures/ in the storage.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: figures/ in the storage.")] = None,
 ) -> None:
-    """Draw the figures of experiments that ran, from what is stored alone."""
+    """Draw the figures of experiments from stored results, without running anything."""
     from cprop_lab.results import Store
 
     with plain_errors():
         store = Store(storage)
         names = [name for name, about in store.experiments().items() if experiment in (None, about["experiment"], name)]
         if not names:
-            raise ValueError(f"{storage} holds no experiment {experiment or ''}: run one first, see 'cprop-lab list'")
+            raise ValueError(
+                f"no results of {experiment or 'any experiment'} in {storage}: run it first, see 'cprop-lab list'"
+            )
         for name in names:
             _show(store, name, out)
 
@@ -257,9 +272,9 @@ def plot(
 @app.command()
 def report(
     storage: Storage = "results",
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
-    """Write one self-contained page on all experiments that ran: figures, times to target, how each run was made."""
+    """Write one self-contained HTML page on all experiments: figures, verdicts, and how each run was made."""
     from cprop_lab import report as page
     from cprop_lab.results import Store
 
@@ -271,28 +286,33 @@ def report(
 @app.command()
 def compare(
     task: Annotated[
-        str, typer.Argument(help="module:Task in this folder (see docs/own-task.md), or a workload's name.")
+        str,
+        typer.Argument(
+            help="Your task as module:Class, importable from this folder (see docs/own-task.md), or a workload."
+        ),
     ],
-    optimizers: Annotated[str, typer.Option(help="Which, separated by commas.")] = "sgd,adam",
-    iterations: Annotated[int, typer.Option(min=10, help="Of the runs that are compared.")] = 5_000,
+    optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "sgd,adam",
+    iterations: Annotated[int, typer.Option(min=10, help="Iterations of the runs that are compared.")] = 5_000,
     selection_iterations: Annotated[
-        int, typer.Option(min=1, help="Of the runs that select a learning rate; at most --iterations.")
+        int, typer.Option(min=1, help="Iterations of the runs that select a learning rate; at most --iterations.")
     ] = 5_000,
-    seeds: Annotated[int, typer.Option(min=1, help="How many; with one, nothing can be said about chance.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of seeds; use at least three to tell a difference from chance.")
+    ] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
     examples: Annotated[
-        int, typer.Option(min=1, help="Of the training and test data an evaluation looks at.")
+        int, typer.Option(min=1, help="Examples per evaluation, of the training and of the test data.")
     ] = 10_000,
     storage: Storage = "results",
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
+    out: Annotated[Path, typer.Option(help="File for the figure, .png or .svg.")] = Path("comparison.png"),
     address: Address = None,
     executor: ExecutorOption = Executor.ray,
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
     eager: Eager = False,
 ) -> None:
-    """Does CProp help my training? Select learning rates, compare with and without CProp, and say so in plain words."""
+    """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab import compare as comparing
     from cprop_lab import figures, workloads
     from cprop_lab.results import METRICS, measured
@@ -308,37 +328,42 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
-        workloads.build(task, {})  # before anything is started: a mistake in it should be told at once
+        workloads.build(task, {})  # before anything is started, so that a mistake in it is reported at once
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
-        found = comparing.compare(specification, optimizers.split(","), engine.run, seeds, selection_iterations)
+        bases = optimizers.split(",")
+        found = comparing.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
         figures.save(figures.curves(found.runs, panels, title=task), out)
         console.print()
         for base, selection in found.selections.items():
             tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
-            console.print(f"Learning rate of {base}: {selection.lr:g} (training loss at {tried})", highlight=False)
-        for name, pair in found.pairs.items():
-            console.print(f"\n{comparing.verdict(name, pair)}", highlight=False)
-        console.print(f"\nDrawn: {out}", highlight=False, soft_wrap=True)
+            console.print(
+                f"Learning rate of {base}: {selection.lr:g} (training loss by learning rate: {tried})", highlight=False
+            )
+        _print_verdicts(found.pairs, tables=True)
+        console.print(f"\nFigure: {out}", highlight=False, soft_wrap=True)
 
 
 @app.command()
 def cost(
     experiment: Annotated[
-        str | None, typer.Argument(help="A name of 'cprop-lab list'; by default all of the paper's.")
+        str | None, typer.Argument(help="Name of an experiment. Default: all of the paper's.")
     ] = None,
     preset: Preset = PresetName.paper,
     data: Data = None,
-    tflops: Annotated[
-        float, typer.Option(help="That a device sustains on such networks, in 10^12 operations a second.")
-    ] = 5.0,
+    tflops: Annotated[float, typer.Option(help="Sustained speed of a device, in 10^12 operations per second.")] = 5.0,
     overhead: Annotated[
-        float, typer.Option(help="Milliseconds an iteration that no device saves: launches, data.")
+        float,
+        typer.Option(
+            help="Milliseconds per iteration that do not depend on the device: kernel launches, data loading."
+        ),
     ] = 3.0,
-    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the counts.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the counts to this file.")
+    ] = None,
 ) -> None:
-    """Estimate what experiments cost, from operations counted on real steps."""
+    """Estimate the cost of experiments from operations counted on real steps."""
     from rich.progress import track
 
     from cprop_lab import cost as costs
@@ -360,8 +385,8 @@ def cost(
             table.add_row(name, *one.cells(tflops, overhead))
         console.print(table)
         console.print(
-            f"An assumption, not a measurement: {tflops:g} 10^12 operations a second and {overhead:g} ms an iteration "
-            "besides.",
+            f"The hours assume {tflops:g} x 10^12 operations per second and {overhead:g} ms of overhead per iteration; "
+            "they are not measured.",
             highlight=False,
         )
         if out is not None:
@@ -372,15 +397,17 @@ def cost(
 
 @app.command()
 def export(
-    to: Annotated[Sink, typer.Option(help="Which tool.")],
-    target: Annotated[str, typer.Option(help="A folder, a tracking address or a project, as the tool has it.")],
+    to: Annotated[Sink, typer.Option(help="Tool to export to.")],
+    target: Annotated[
+        str, typer.Option(help="TensorBoard: a folder; MLflow: a tracking URI; Weights & Biases: a project.")
+    ],
     storage: Storage = "results",
 ) -> None:
-    """Send the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
+    """Export the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
     from cprop_lab.results import Store
     from cprop_lab.sinks import export as send
 
     with plain_errors():
         runs = Store(storage).runs()
         send(runs, to.value, target)
-    console.print(f"{len(runs)} runs sent to {to.value}.")
+    console.print(f"Exported {len(runs)} runs to {to.value}.")

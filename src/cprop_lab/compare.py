@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cprop_lab import learning_rate, optimizers
 from cprop_lab.groups import WORDS, judged_by
+from cprop_lab.progress import SILENT, Progress
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, Spread, as_measured, ended, pairs, spread
+from cprop_lab.targets import Pair, Ratio, as_measured, ended, pairs, ratio, shown
 
-__all__ = ["Comparison", "compare", "verdict"]
+__all__ = ["Comparison", "Verdict", "compare", "verdict"]
 
+DIGITS: Final = 3
+"""Significant digits of a verdict's numbers."""
+ENOUGH_SEEDS: Final = 3
 HELPS: Final = "helps"
 NO_HELP: Final = "does not help"
+UNCLEAR: Final = "makes no clear difference"
+SAME: Final = 0.0005
+"""A change smaller than this is none."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison has found.
+    """The result of a comparison.
 
     Args:
-        selections: the learning rates, by optimizer.
+        selections: the learning rates found, by optimizer.
         runs: all runs at the selected learning rates.
-        pairs: by optimizer, without and with CProp.
+        pairs: the runs of each optimizer without and with CProp.
     """
 
     selections: Mapping[str, learning_rate.Selection]
@@ -40,25 +48,27 @@ def compare(
     run: Callable[[list[Specification]], list[Run]],
     seeds: int = 3,
     selection_iterations: int = learning_rate.ITERATIONS,
+    progress: Progress = SILENT,
 ) -> Comparison:
     """Select a learning rate for each plain optimizer, then run each without and with CProp at that rate.
 
-    CProp is given the plain optimizer's learning rate, as in the paper: what it saves, it saves without being tuned.
+    CProp uses the plain optimizer's learning rate, as in the paper: whatever it saves, it saves without tuning.
 
     Args:
-        specification: the run to compare on; its optimizer, learning rate and seed are set here.
-        bases: names of optimizers.
-        run: runs a set of runs.
-        seeds: how many.
-        selection_iterations: how long a run is that serves to select; at most as long as the comparison's.
+        specification: the run to compare on; its optimizer, learning rate and seed are replaced.
+        bases: names of optimizers, without CProp.
+        run: executes a set of runs.
+        seeds: number of seeds.
+        selection_iterations: length of the runs that select a learning rate; at most that of the comparison's.
+        progress: told which phase follows.
 
     Raises:
-        ValueError: if there is no such optimizer, or CProp cannot be put around it; before anything is run.
+        ValueError: if an optimizer is unknown or cannot be combined with CProp; before anything is run.
     """
     for base in bases:
         if optimizers.parse(base).cprop:
             raise ValueError(
-                f"{base} has CProp already: name the optimizer alone, and it is run without and with CProp"
+                f"{base} already includes CProp: name the plain optimizer, and it is run both without and with CProp"
             )
         optimizers.parse(f"cprop-{base}")
     short = min(selection_iterations, specification.iterations)
@@ -68,7 +78,10 @@ def compare(
         run,
         {base: optimizers.parse(base).recipe.guess for base in bases},
         range(seeds),
+        progress,
+        later=2 * len(bases) * seeds * specification.iterations,
     )
+    progress.phase("comparing without and with CProp")
     runs = run(
         [
             one.but(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
@@ -80,67 +93,176 @@ def compare(
     return Comparison(selections, runs, pairs(runs))
 
 
-def verdict(name: str, pair: Pair) -> str:
-    """Whether CProp helps, by how much, and how sure that is: the 95 % interval of the mean over seeds.
+@dataclass(frozen=True)
+class Verdict:
+    """Whether CProp helps, in words: the same on a terminal and on the report's page.
 
     Args:
-        name: of the optimizer with CProp.
-        pair: its runs without and with it.
+        headline: the result, in a sentence.
+        heads: of a small table.
+        rows: of the table: what it takes to reach the target, and where both runs end.
+        notes: what limits the result.
     """
-    plain = optimizers.label(pair.plain[0].specification)
-    at = f"at learning rate {pair.plain[0].specification.lr:g}"
-    iterations, seconds = pair.shares("iterations"), pair.shares("seconds")
-    if not iterations:
-        return f"{name}: there is nothing to compare with, for {plain} {at} did not learn. Look at the task's loss."
-    missed = sum(map(math.isinf, iterations))
-    seeds = f"{len(iterations)} seed{'s' * (len(iterations) > 1)}"
-    if missed:
-        some = NO_HELP if missed == len(iterations) else "cannot be relied on"
-        return (
-            f"{name} {some}: {at}, {missed} of {seeds} never came to the training loss at which {plain} ends. "
-            f"{generalisation(pair)}"
-        )
-    share, time = spread(iterations), spread(seconds)
-    if len(iterations) == 1:
-        judgement = "may help" if share.mean < 1 else "does not seem to help"
-        alone = " With one seed there is no telling how sure that is; give --seeds 3."
-    else:
-        judgement, alone = _judged(share), ""
-        if judgement == HELPS and _judged(time) == NO_HELP:
-            judgement = f"{HELPS} in iterations and not in time"
-    return (
-        f"{name} {judgement}: {at} and over {seeds}, to the training loss at which {plain} ends it "
-        f"{_saved(share, 'iterations')}, and {_saved(time, 'time')} on this machine.{alone} {generalisation(pair)}"
+
+    headline: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+def verdict(name: str, pair: Pair) -> Verdict:
+    """Whether CProp helps, by how much, and how sure that is.
+
+    The target is the plain optimizer's final training loss. Intervals are 95 % intervals of the mean ratio over seeds,
+    on a log scale.
+
+    Args:
+        name: of the optimizer with CProp, as tables have it.
+        pair: its runs without and with CProp.
+    """
+    return Verdict(
+        _headline(re.sub(r"CProp\(([^)]*)\)", r"\1 + CProp", name), pair),
+        ["", *(optimizers.label(runs[0].specification) for runs in (pair.plain, pair.scaled)), "change"],
+        _rows(pair),
+        _notes(pair),
     )
 
 
-def _judged(share: Spread) -> str:
-    """What the 95 % interval of a part that CProp needs leaves to say."""
-    if share.mean + share.margin < 1:
-        return HELPS
-    return NO_HELP if share.mean - share.margin > 1 else "makes no clear difference"
+def _target(pair: Pair) -> str:
+    """Whose final loss is to be reached."""
+    plain = optimizers.label(pair.plain[0].specification)
+    return f"{'the baseline' if ',' in plain else plain}'s final"
 
 
-def _saved(share: Spread, of: str) -> str:
-    """What CProp saves, with its interval."""
-    saved = 1 - share.mean
-    words = f"saves {saved:.0%} of the {of}" if saved >= 0 else f"takes {-saved:.0%} more {of}"
-    if math.isinf(share.margin):
-        return words
-    low, high = (round(abs(saved) + end, 2) + 0.0 for end in (-share.margin, share.margin))  # and no -0%
-    return f"{words} (95 % interval {low:.0%} to {high:.0%})"
+def _headline(name: str, pair: Pair) -> str:
+    target, shares = f"{_target(pair)} training loss", pair.shares("iterations")
+    seeds = _counted(len(shares), "seed")
+    if not shares:
+        baseline = pair.plain[0].specification
+        return (
+            f"{name}: nothing to compare with, because {optimizers.label(baseline)} did not learn at learning rate "
+            f"{baseline.lr:g}."
+        )
+    reached = sum(map(math.isfinite, shares))
+    if reached == 0:
+        return f"{name} does not help: it never reaches {target} ({seeds}). {_near(pair)}"
+    if reached < len(shares):
+        return f"{name} is not reliable: only {_number(reached)} of {seeds} reached {target}. {_near(pair)}"
+    iterations, seconds = ratio([max(share, SAME) for share in shares]), _ratio(pair, "seconds")
+    judgement, interval = _judged(iterations), _interval(iterations, "iterations")
+    saved = _said(iterations.mean, "iterations", " iterations")
+    certainty = f"95 % interval {interval}, {seeds}" if interval else seeds
+    of_time = _judged(seconds) if seconds else judgement
+    if judgement == HELPS != of_time:
+        judgement += " in iterations" + ", costs time" * (of_time == NO_HELP)
+    time = ""
+    if seconds and of_time != UNCLEAR:
+        time = f" {'but' if iterations.mean < 1 < seconds.mean else 'and'} {_change(seconds, 'time', ' time')}"
+    elif seconds and judgement != UNCLEAR:
+        time = ", with no clear difference in time"
+    return f"{name} {judgement}: it reaches {target} in {saved} ({certainty}){time}."
 
 
-def generalisation(pair: Pair) -> str:
-    """What becomes of the test data: the other half of the answer.
+def _near(pair: Pair) -> str:
+    """How near the seeds came that did not reach the target."""
+    shares = zip(pair.learned, pair.shares("iterations"), strict=True)
+    missed = [(scaled, target) for (_, scaled, target), share in shares if math.isinf(share)]
+    near = [(learning_rate.final_loss(scaled), target) for scaled, target in missed if scaled.status == "finished"]
+    said = [f"{_counted(len(missed) - len(near), 'run')} diverged."] if len(near) < len(missed) else []
+    if near:
+        ended, targets = (shown(values, digits=DIGITS) for values in zip(*near, strict=True))
+        said.append(f"final loss {ended}, target {targets}.")
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}" for sentence in said)
 
-    A longer way down the training loss can be overfitting. So it is also told for where both are equally far, if every
-    seed with CProp comes that far.
-    """
+
+def _ratio(pair: Pair, of: str) -> Ratio | None:
+    """Iterations or seconds with CProp divided by those without; None if a seed missed the target or has no time."""
+    shares = pair.shares(of)
+    return ratio(shares) if shares and all(0 < share < math.inf for share in shares) else None
+
+
+def _judged(of: Ratio) -> str:
+    """What the interval of a ratio allows to say."""
+    if math.isinf(of.high):  # one seed
+        return "may help" if of.mean < 1 - SAME else "does not seem to help"
+    return HELPS if of.high < 1 else NO_HELP if of.low > 1 else UNCLEAR
+
+
+def _change(of: Ratio, what: str, noun: str = "") -> str:
+    """A ratio in words, with its interval."""
+    interval = _interval(of, what)
+    return _said(of.mean, what, noun) + f" ({interval})" * bool(interval)
+
+
+def _interval(of: Ratio, what: str) -> str:
+    """Its ends in words, briefer where they lie on the mean's side; nothing with one seed, or if all are alike."""
+    low, mean, high = (_said(value, what).partition(" ") for value in (of.low, of.mean, of.high))
+    if math.isinf(of.high) or low == mean == high == _said(1, what).partition(" "):
+        return ""
+    if low[2] == mean[2] == high[2]:
+        return " to ".join(sorted((low[0], high[0]), key=float)) + f" {mean[2].split()[0]}"
+    return f"{''.join(low)} to {''.join(high)}"
+
+
+def _said(value: float, what: str, noun: str = "") -> str:
+    """How many times as many iterations, or as much time; in percent where that is easier to grasp."""
+    less, much = ("fewer", "many") if what == "iterations" else ("less", "much")
+    percent = min(100 * abs(1 - value), 99.9 if value < 1 else math.inf)
+    if abs(value - 1) < SAME:
+        return f"as {much}{noun}"
+    if value >= 2:
+        return f"{float(f'{value:.{DIGITS}g}'):,g} times as {much}{noun}"
+    return f"{percent:.{0 if 1 <= percent <= 99 else 1}f} % {less if value < 1 else 'more'}{noun}"
+
+
+def _rows(pair: Pair) -> list[list[str]]:
+    """What it takes to reach the target, and where both runs end: training further may also be overfitting."""
     column = judged_by(pair.plain)
-    after, before = (ended(runs, column, nothing="lost (diverged)") for runs in (pair.scaled, pair.plain))
-    end = f"At the end, {WORDS[column]} is {after} with CProp and {before} without"
-    there = [ours for _, ours in pair.there(column)]
-    if len(there) < len(pair.learned):
-        return f"{end}."
-    return f"{end}; where CProp comes to the training loss of the one without, it is {as_measured(there, column)}."
+    rows = [_to_target(pair, of) for of in ("iterations", "seconds") if pair.learned]
+    for name in dict.fromkeys(("train_loss", column)):
+        ends = (ended(runs, name, digits=DIGITS) for runs in (pair.plain, pair.scaled))
+        rows.append([f"final {WORDS[name]}", *ends, ""])
+    there = pair.there(column)
+    if there and len(there) == len(pair.learned):  # else the seeds that got there would flatter CProp
+        at_target = (as_measured(values, column, digits=DIGITS) for values in zip(*there, strict=True))
+        rows.append([f"{WORDS[column]} at that loss", *at_target, ""])
+    return rows
+
+
+def _to_target(pair: Pair, of: str) -> list[str]:
+    times, found = pair.times(of), _ratio(pair, of)
+    plain, scaled = (shown(values, nothing="not reached", digits=DIGITS) for values in zip(*times, strict=True))
+    reached = sum(math.isfinite(ours) for _, ours in times)
+    some = f" (reached by {reached} of {len(times)})" if 0 < reached < len(times) else ""
+    change = _change(found, "time" if of == "seconds" else of) if found else ""
+    return [f"{of} to that loss", plain, scaled + some, change]
+
+
+def _notes(pair: Pair) -> list[str]:
+    """What limits the result."""
+    specification, learned = pair.scaled[0].specification, len(pair.learned)
+    notes = []
+    if left_out := len(pair.plain) - learned:
+        notes.append(f"{_counted(left_out, 'seed')} left out: the run without CProp did not learn.")
+    if 0 < learned < ENOUGH_SEEDS:
+        notes.append(
+            f"{_counted(learned, 'seed')} cannot tell a difference from chance; use at least three (--seeds 3)."
+        )
+    horizon = 1 / (1 - optimizers.knobs(specification)["cprop_beta"])
+    if specification.iterations < horizon:
+        notes.append(
+            f"Runs of {specification.iterations:,} iterations are shorter than CProp's horizon of 1/(1 - beta) = "
+            f"{horizon:,.0f} steps, so its averages have not settled; train for longer."
+        )
+    return [f"{note[0].upper()}{note[1:]}" for note in notes]
+
+
+NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def _number(n: int) -> str:
+    return NUMBERS[n] if n < len(NUMBERS) else f"{n}"
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{_number(n)} {noun}" + "s" * (n != 1)

@@ -1,16 +1,18 @@
-"""What a person at the keyboard sees: how far runs are, and tables that fit the terminal."""
+"""What a person at the keyboard sees: the progress of a command, and tables that fit the terminal."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from cprop_lab import optimizers
@@ -19,14 +21,16 @@ from cprop_lab.results import Row
 from cprop_lab.specification import Specification
 from cprop_lab.targets import facet
 
-__all__ = ["LiveTable", "fitting"]
+__all__ = ["LiveTable", "fitting", "folded"]
 
 BETWEEN: Final = 2
-"""Blanks that rich puts around a column's text in a table without a box."""
+"""Spaces that rich puts around a column's text in a table without a box."""
+TIED: Final = re.compile(r"(?<=±) | (?=[±%])")
+TIE: Final = "\N{NO-BREAK SPACE}"
 
 
 def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Table]:
-    """A table, or several with the same first column where the terminal is too narrow for all words of one.
+    """A table, or several with the same first column if the terminal is too narrow for one.
 
     Example:
         >>> for width in (40, 12):
@@ -35,28 +39,36 @@ def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]
         [['', 'ducks', 'geese']]
         [['', 'ducks'], ['', 'geese']]
     """
+    # Left to itself, rich cuts names and parts "1.2 ± 0.3 %" at the end of a line.
+    tied = [[TIED.sub(TIE, cell) if i else cell.replace(" ", TIE) for i, cell in enumerate(r)] for r in (heads, *rows)]
+    cells = list(zip(*tied, strict=True))
+    wide = [max(map(len, column)) for column in cells]
+    narrow = [max(len(word) for cell in column for word in cell.split(" ")) for column in cells]
 
-    def width(i: int) -> int:
-        cells = (heads[i], *(row[i] for row in rows))
-        # The first column's names stay whole, and so does "1.2 ± 0.3 %".
-        return max(len(piece) for cell in cells for piece in (re.split(r"(?<!±) (?![±%])", cell) if i else [cell]))
-
-    # Left to itself, rich shortens all columns alike, and cuts words that had their place.
-    widths = [width(i) for i in range(len(heads))]
-
-    def table(columns: Iterable[int]) -> Table:
-        made = Table(*(Column(heads[i], width=widths[i]) for i in columns), box=None)
-        for row in rows:
-            made.add_row(*(row[i] for i in columns))
+    def table(columns: Sequence[int]) -> Table:
+        room = console.width - sum(narrow[i] + BETWEEN for i in columns)
+        widths = {}
+        for i in columns:
+            widths[i] = narrow[i] + max(0, min(wide[i] - narrow[i], room))
+            room -= widths[i] - narrow[i]
+        head, *body = ([folded(row[i], widths[i]) for i in columns] for row in tied)
+        made = Table(*head, box=None)
+        for row in body:
+            made.add_row(*row)
         return made
 
     columns = [0]
     for i in range(1, len(heads)):
-        if len(columns) > 1 and sum(widths[j] + BETWEEN for j in (*columns, i)) > console.width:
+        if len(columns) > 1 and sum(narrow[j] + BETWEEN for j in (*columns, i)) > console.width:
             yield table(columns)
             columns = [0]
         columns.append(i)
     yield table(columns)
+
+
+def folded(text: str, width: int) -> str:
+    """Text in lines no wider than that, which do not part a number from its unit."""
+    return "\n".join(textwrap.wrap(TIED.sub(TIE, text), max(1, width))).replace(TIE, " ")
 
 
 def setting(specification: Specification) -> str:
@@ -65,41 +77,136 @@ def setting(specification: Specification) -> str:
 
 
 class LiveTable(Progress):
-    """A table of the runs under way, and a bar of all.
+    """One bar for the whole command, its present phase, and a table of the runs under way.
 
-    On a terminal it is redrawn in place; in a log, a line is written for every run that ends.
+    On a terminal it is redrawn in place; a log gets a line for every run that ends. The bar counts iterations, because
+    runs differ in length.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self.bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-        )
-        self.rows: dict[Specification, Row] = {}
         self.live: Live | None = None
+        self.title, self.later, self.what = "running", 0, ""
+        self.rows: dict[Specification, Row] = {}
+        self.first: dict[Specification, int] = {}
+        self.said: set[str] = set()
+        # Iterations: of runs that have ended, of the others of the present set, and how many were worked off here.
+        self.past, self.present, self.worked = 0, 0, 0
+        self.runs, self.runs_ended = 0, 0
+        self.began: float | None = None
+        self.moved: float | None = None
+        self.since = time.monotonic()
 
-    def begin(self, total: Sequence[Specification], done: int) -> None:
-        """Show an empty table."""
+    # How far it is.
+
+    @property
+    def done(self) -> int:
+        """Iterations so far."""
+        return self.past + sum(int(row["step"]) for row in list(self.rows.values()))
+
+    @property
+    def share(self) -> float:
+        """The fraction of the command that is done, by the present estimate of its length."""
+        total = self.past + self.present + self.later
+        return self.done / total if total else 1.0
+
+    def left(self) -> str:
+        """The time left, judged by the pace since the first run reported; empty as long as that is unknown."""
+        rows = list(self.rows.items())  # as it is drawn by a thread, while runs come and go
+        worked = self.worked + sum(row["step"] - self.first.get(run, row["step"]) for run, row in rows)
+        remaining = self.past + self.present + self.later - self.done
+        if self.moved is None or not worked or not remaining:
+            return ""
+        seconds = (time.monotonic() - self.moved) / worked * remaining
+        if seconds < 60:
+            return "less than a minute left"
+        return f"about {math.ceil(seconds / 60)} min left" if seconds < 7200 else f"about {seconds / 3600:.0f} h left"
+
+    # What is told.
+
+    def phase(self, title: str, later: int = 0) -> None:
+        """Name the next set of runs."""
+        self.title, self.later = title, later
+
+    def begin(self, missing: Sequence[Specification], reused: int) -> None:
+        """Show the bar, and no runs yet."""
         self.rows.clear()
-        for task in list(self.bar.task_ids):
-            self.bar.remove_task(task)
-        workloads = ", ".join(dict.fromkeys(specification.workload for specification in total))
-        self.task = self.bar.add_task(f"runs of {workloads}" if workloads else "runs", total=len(total), completed=done)
-        if done:
-            self.console.print(f"{done} of {len(total)} runs are finished already, and are not run again.")
-        if done < len(total) and self.console.is_terminal:
-            self.live = Live(self.render(), console=self.console, refresh_per_second=2, transient=True)
-            self.live.start()
+        self.runs, self.runs_ended = len(missing), 0
+        self.present = sum(specification.iterations for specification in missing)
+        self.began = self.began or time.monotonic()
+        if reused:
+            self.say(f"{self.title}: {reused} of {reused + len(missing)} runs are already finished and are reused")
+        elif not self.console.is_terminal:
+            self.say(f"{self.title}: {len(missing)} run{'s' * (len(missing) != 1)}")
+        self.waiting()
+        if missing and self.console.is_terminal:
+            self.live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=self.render)
+            self.live.start(refresh=True)
+
+    def waiting(self, what: str = "") -> None:
+        """Show what the command is waiting for, with a clock."""
+        if what and self.live is None and what not in self.said:
+            self.say(what)
+            self.said.add(what)
+        self.what, self.since = what or "starting the runs and reading their data", time.monotonic()
+
+    def row(self, specification: Specification, row: Row) -> None:
+        """Show how far a run is."""
+        self.first.setdefault(specification, row["step"])
+        self.moved = self.moved or time.monotonic()
+        self.rows[specification] = row
+
+    def ended(self, specification: Specification) -> None:
+        """Count a run, and take it off the table."""
+        row = self._off(specification)
+        self.past += specification.iterations
+        self.present -= specification.iterations
+        self.runs_ended += 1
+        self.what, self.since = "finishing" if self.runs_ended == self.runs else self.what, time.monotonic()
+        if self.live is None and row is not None:
+            far = ", ".join(filter(None, [f"{self.share:.0%}".replace("%", " %"), self.left()]))
+            self.say(f"[{far}] {described(specification)}: training loss {row['train_loss']:.4f}")
+
+    def failed(self, specification: Specification, error: str) -> None:
+        """Say what went wrong."""
+        self._off(specification)
+        self.say(f"{described(specification)} failed: {error}", style="red")
+
+    def _off(self, specification: Specification) -> Row | None:
+        row = self.rows.pop(specification, None)
+        if row is not None:
+            self.worked += row["step"] - self.first.pop(specification)
+        return row
+
+    def end(self) -> None:
+        """Leave the terminal as it was."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line, above the bar if there is one."""
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    # What is seen.
 
     def render(self) -> Group:
-        """The table and the bar."""
-        table = Table("workload", "optimizer", "lr", "seed", "iterations", "training loss", "ms a step", box=None)
-        for specification, row in self.rows.items():
-            pace = 1000 * row["seconds"] / row["step"] if row["step"] and row["seconds"] else float("nan")
+        """The phase, the bar and the table: in this order, because a terminal with few lines cuts off the last ones."""
+        now = time.monotonic()
+        phase = f"{self.title}: {self.runs_ended} of {self.runs} runs finished"
+        far = [f"{self.share:.0%}".replace("%", " %"), f"{clock(now - (self.began or now))} elapsed", self.left()]
+        facts = ", ".join(filter(None, far))
+        bar = Table.grid(padding=(0, 1))
+        room = min(40, self.console.width - len(facts) - 2)
+        bar.add_row(ProgressBar(total=1.0, completed=self.share, width=max(room, 8)), facts)
+        running = self.table() if self.rows else Text(f"{self.what} ({clock(now - self.since)})")
+        return Group(Text(phase), bar, running)
+
+    def table(self) -> Table:
+        """The runs under way."""
+        table = Table("workload", "optimizer", "lr", "seed", "iterations", "training loss", "ms per step", box=None)
+        for specification, row in list(self.rows.items()):
+            timed = row["step"] and row["seconds"]
             table.add_row(
                 setting(specification),
                 optimizers.label(specification),
@@ -107,44 +214,31 @@ class LiveTable(Progress):
                 str(specification.seed),
                 f"{row['step']:,} of {specification.iterations:,}",
                 f"{row['train_loss']:.4f}",
-                f"{pace:.2f}",
+                f"{1000 * row['seconds'] / row['step']:.2f}" if timed else first_step(specification),
             )
-        if not self.rows:
-            return Group(Text("finishing ..." if self.bar.finished else "starting ..."), self.bar)
-        return Group(table, self.bar)
+        return table
 
-    def _draw(self) -> None:
-        if self.live is not None:
-            self.live.update(self.render())
 
-    def row(self, specification: Specification, row: Row) -> None:
-        """Show how far a run is."""
-        self.rows[specification] = row
-        self._draw()
+def described(specification: Specification) -> str:
+    """A run, in a line of a log."""
+    return (
+        f"{setting(specification)} {optimizers.label(specification)} lr {specification.lr:g} seed {specification.seed}"
+    )
 
-    def ended(self, specification: Specification) -> None:
-        """Count a run, and take it off the table."""
-        row = self.rows.pop(specification, None)
-        self.bar.advance(self.task)
-        if self.live is None and row is not None:
-            task = self.bar.tasks[0]
-            self.console.print(
-                f"[{task.completed:.0f}/{task.total:.0f}] {setting(specification)} {optimizers.label(specification)} "
-                f"lr {specification.lr:g} seed {specification.seed}: training loss {row['train_loss']:.4f}",
-                markup=False,
-            )
-        self._draw()
 
-    def failed(self, specification: Specification, error: str) -> None:
-        """Say what went wrong."""
-        self.console.print(
-            f"{setting(specification)} {optimizers.label(specification)} seed {specification.seed} failed: {error}",
-            style="red",
-            markup=False,
-        )
+def first_step(specification: Specification) -> str:
+    """What a run does before its steps can be timed: the first one compiles CProp's kernels."""
+    fused = optimizers.resolve_settings(specification).get("fused")
+    return "compiling" if fused and optimizers.parse(specification.optimizer).cprop else "starting"
 
-    def end(self) -> None:
-        """Leave the terminal as it was."""
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
+
+def clock(seconds: float) -> str:
+    """A time as a clock shows it.
+
+    Example:
+        >>> clock(7), clock(754.3), clock(3 * 3600 + 62)
+        ('0:07', '12:34', '3:01:02')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""What an experiment will cost: floating-point operations, counted on real steps, and the hours that follow."""
+"""The cost of an experiment: floating-point operations counted on real steps, and the hours that follow from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Cost", "estimate", "flops", "planned"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Of an experiment.
+    """The cost of an experiment.
 
     Args:
-        runs: how many.
+        runs: number of runs.
         iterations: of all runs together.
-        flops: of all of them, evaluations included.
+        flops: of all runs together, evaluations included.
     """
 
     runs: int
@@ -32,11 +32,11 @@ class Cost:
     flops: float
 
     def hours(self, tflops: float, overhead_ms: float) -> float:
-        """On a device that sustains so many 10^12 operations a second, with milliseconds an iteration besides."""
+        """Hours on a device that sustains so many 10^12 operations per second, with a fixed overhead per iteration."""
         return (self.flops / tflops / 1e12 + self.iterations * overhead_ms / 1e3) / 3600
 
     def cells(self, tflops: float, overhead_ms: float) -> list[str]:
-        """As a table has it: runs, iterations, 10^15 operations to three digits, hours.
+        """The cells of a table: runs, iterations, 10^15 operations to three digits, hours.
 
         Example:
             >>> Cost(30, 600_000, 1.2345e18).cells(tflops=5, overhead_ms=3)
@@ -48,7 +48,7 @@ class Cost:
 
 @cache
 def flops(specification: Specification) -> tuple[float, float]:
-    """Operations of one step, and of looking at one example (for a text: at one window), counted as they are done."""
+    """Operations of one step, and of evaluating one example (for a text, one window), counted while they run."""
     training = Training(specification.but(examples=1))
     counted = []
     for do in (lambda: training.advance(1), training.evaluate):
@@ -56,11 +56,11 @@ def flops(specification: Specification) -> tuple[float, float]:
             do()
         counted.append(float(counter.get_total_flops()))
     step, evaluation = counted
-    return step, evaluation / 2  # an example of the training data, and one of the test data
+    return step, evaluation / 2  # one training and one test example
 
 
 def planned(experiment: Experiment, preset: Preset) -> list[Specification]:
-    """The runs of an experiment; a search for learning rates is taken to try five of them."""
+    """The runs of an experiment; a search for learning rates is assumed to try five of them."""
     if experiment.kind != "learning-rates":
         return experiment.specifications(preset, {})
     return [
@@ -72,11 +72,11 @@ def planned(experiment: Experiment, preset: Preset) -> list[Specification]:
 
 
 def estimate(runs: Iterable[Specification]) -> Cost:
-    """What runs cost together."""
+    """The total cost of some runs."""
     runs = list(runs)
     total = 0.0
     for run in runs:
-        # The operations are the network's: those of any optimizer, CProp with it, are a few an element.
+        # Only the network's operations count: any optimizer, CProp included, needs just a few per element.
         network = Specification(run.workload, "sgd", lr=1e-9, batch_size=run.batch_size, options=run.options)
         a_step, an_example = flops(network)
         looked_at = 2 * (run.iterations // run.evaluate_every) * min(run.examples, MOST.get(run.workload, run.examples))
@@ -84,5 +84,5 @@ def estimate(runs: Iterable[Specification]) -> Cost:
     return Cost(len(runs), sum(run.iterations for run in runs), total)
 
 
-# Penn Treebank has so many windows of training text; the test text's fewer are counted as as many.
+# Windows of Penn Treebank's training text; the test text has fewer, but is counted as having as many.
 MOST: Final = dict.fromkeys(("ptb-lstm", "ptb-lstm-dropout"), 830)

@@ -83,7 +83,7 @@ class Engine:
         wanted = self.identified(specifications)
         finished = self.store.finished()
         missing = [specification for name, specification in wanted.items() if name not in finished]
-        self.progress.begin(list(wanted.values()), len(wanted) - len(missing))
+        self.progress.begin(missing, len(wanted) - len(missing))
         try:
             if missing:
                 (self._on_ray if self.executor == "ray" else self._in_process)(missing)
@@ -119,6 +119,7 @@ class Engine:
         os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+        self.progress.waiting("starting Ray" if self.address is None else f"connecting to Ray at {self.address}")
         try:
             import ray
             from ray import tune
@@ -130,6 +131,7 @@ class Engine:
 
         if not ray.is_initialized():
             self._start(ray)
+        self.progress.waiting()
         watch = Watch(self.progress)
         with self._notes() as notes:
             tune.Tuner(

@@ -1,6 +1,6 @@
-"""Figures of runs, as the paper draws them: lists of runs in, a matplotlib figure out.
+"""Figures of runs in the paper's style: lists of runs in, a matplotlib figure out.
 
-Figures are made without pyplot, so they need no display and nothing has to be closed.
+Figures are made without pyplot, so they need no display and need not be closed.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from cprop_lab.targets import Pair, outcome, spread
 __all__ = ["curves", "histogram", "learning_rates", "save", "scoreboard", "times_to_target", "to_svg"]
 
 Look = dict[str, Any]
-"""How a line is drawn, as matplotlib's arguments."""
+"""How a line is drawn, as keyword arguments of matplotlib."""
 
 WIDTH: Final = 9.0
 """In inches: at 100 pixels an inch, the width of a README's column."""
 NARROW: Final = 5.4
 """Of what a phone should show whole."""
 
-# Of Okabe and Ito, who chose colours that colour-blind people can tell apart; without their yellow, which is too light
-# for a line on white, and their black, which is for what belongs to no optimizer.
+# From Okabe and Ito's palette, which colour-blind people can tell apart; without yellow, which is too light for a line
+# on white, and black, which is reserved for what belongs to no optimizer.
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 SHADES: Final = ("YlGnBu", "YlOrRd", "YlGn", "RdPu", "YlOrBr", "PuBu")
-"""Matplotlib's colour maps that are nearest to these colours."""
+"""The colour maps of matplotlib closest to these colours."""
 MARKERS: Final = ("", "o", "s", "^")
-"""By round, where there are more optimizers than colours."""
+"""Used in turn where there are more optimizers than colours."""
 
 LOGARITHMIC: Final = ("train_loss", "test_loss", "perplexity", "lr")
 
@@ -83,22 +83,22 @@ STYLE: Final[Mapping[str, Any]] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "legend.title_fontsize": 8,
-    "legend.handlelength": 2.6,  # in which dashes are seen beside a marker
+    "legend.handlelength": 2.6,  # long enough to show dashes next to a marker
     "legend.columnspacing": 1.3,
     "lines.linewidth": 1.5,
-    "text.parse_math": False,  # names come from users: a dollar sign is one
+    "text.parse_math": False,  # names come from users: a dollar sign is just that
     "svg.hashsalt": "cprop",  # the same figure makes the same file
 }
 
-# A reader's own matplotlibrc is left out, so that a figure looks the same everywhere.
+# The user's matplotlibrc is ignored, so that a figure looks the same everywhere.
 _styled = partial(style.context, dict(STYLE), after_reset=True)
 
 
 def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
-    """How each line is drawn, by its name: with CProp solid, without dashed, both in one colour.
+    """How each line is drawn, by its name: solid with CProp, dashed without, both in the same colour.
 
-    Where a family has several lines with CProp (or several without), such as those of different ``c``, they are told
-    apart by shades of its colour, from light to dark.
+    Several lines of a family with CProp (or without), such as those of different ``c``, get shades of its colour, from
+    light to dark.
     """
     kins: dict[Kin, dict[str, None]] = {}  # names as a set that keeps its order
     for group, name in named.items():
@@ -124,26 +124,26 @@ def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
 
 def _entitle(figure: Figure, title: str) -> None:
     if title:
-        # About ten letters of this size fit an inch.
+        # About ten letters of this size fit into an inch.
         figure.suptitle("\n".join(textwrap.wrap(title, int(10 * figure.get_figwidth()))), fontsize=11)
 
 
 def _legend(
     figure: Figure, handles: Sequence[Line2D | Patch], caption: str, kinds: Sequence[object] | None = None
 ) -> None:
-    """Below the panels, where it covers nothing; its title says how to read the figure.
+    """A legend below the panels, where it covers nothing; its title says how to read the figure.
 
     Args:
         figure: grows by as much.
         handles: what it lists, by their labels.
         caption: its title.
-        kinds: what each belongs to; those of a kind share a column where that can be.
+        kinds: what each belongs to; those of a kind share a column if possible.
     """
     labels = [str(handle.get_label()) for handle in handles]
     width, height = figure.get_size_inches()
 
     def fits(columns: int) -> bool:
-        # An estimate of what letters and handles take, in inches.
+        # An estimate of the width of letters and handles, in inches.
         widths = [0.58 + 0.068 * max(map(len, part)) for part in np.array_split(labels, columns)]
         return sum(widths) <= float(width)
 
@@ -176,13 +176,13 @@ def _thousands(value: float) -> str:
 
 
 def _logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """A logarithmic axis whose ticks are plain numbers; matplotlib's are powers of ten, often one or none of them."""
+    """A logarithmic axis with plain numbers at its ticks; matplotlib's are powers of ten, often one or none."""
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     axis = axes.xaxis if which == "x" else axes.yaxis
     decades = math.log10(high / low)
-    _ticks(axis, 6, _plain)  # for a range in which there is hardly a power of ten
+    _ticks(axis, 6, _plain)  # for a range with hardly a power of ten in it
     if decades > 0.6:
-        # Powers of ten alone, where there are enough of them.
+        # Only powers of ten, where there are enough of them.
         subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
         axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
     axis.set_minor_formatter(ticker.NullFormatter())
@@ -226,7 +226,7 @@ def curves(
     rows = {where: {named[group]: groups[group] for group in members} for where, members in by_place(groups).items()}
     columns = [panel for panel in panels if any(measured(runs, column) for column in _meant(panel))]
     if not columns:
-        raise ValueError(f"no run has a {' or '.join(panels)}: give finished runs, and columns that they have")
+        raise ValueError(f"no run has a column {' or '.join(panels)}: pass finished runs, and columns that they have")
 
     figure = Figure(figsize=(WIDTH if len(columns) > 1 else WIDTH * 0.75, 2.4 * len(rows) + 0.3))
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
@@ -272,7 +272,7 @@ def _panel(axes: Axes, panel: str, lines: Mapping[str, Sequence[Run]], drawn: Ma
         axes.fill_between(list(line), mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
         shown += zip(line, mean, strict=True)
         for run in with_status(runs, "diverged"):
-            # From the last value that counts to the one at which it was given up.
+            # From the last valid value to the one at which the run was stopped.
             end = [(step, value) for step, (value,) in by_step([run], lambda run: run.column(column)).items()][-2:]
             axes.plot([step for step, _ in end], [value for _, value in end], color=colour, linewidth=0.7)
             axes.plot(*zip(*end[-1:], strict=True), color=colour, **CROSS)
@@ -289,7 +289,7 @@ def _limit(axes: Axes, column: str, shown: Sequence[tuple[int, float]]) -> None:
     """Set the range of values that is seen."""
     values = [value for _, value in shown]
     if column in METRICS:
-        # The first rise or fall is steep and the same for all; on its scale nothing of the rest could be told apart.
+        # The first rise or fall is steep and the same for all; on its scale, later differences would vanish.
         begin = max(step for step, _ in shown) / 10
         values = [value for step, value in shown if step >= begin]
     low, high = min(values), max(values)
@@ -315,7 +315,7 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
     """
     groups = {group: own for group, own in grouped(runs).items() if measured(own, "mean_scale")}
     if not groups:
-        raise ValueError("no run has scales: give finished runs of optimizers with CProp")
+        raise ValueError("no run has scales: pass finished runs of optimizers with CProp")
     named = names(groups)
     figure = Figure(figsize=(WIDTH * 0.85, 2.7 * len(groups) + 0.9))
     grid = figure.subplots(len(groups), 2, squeeze=False, sharey="row", width_ratios=(1.6, 1))
@@ -331,7 +331,7 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
             np.array([np.mean(rows, axis=0) for rows in shares.values()]),
             norm=colors.LogNorm(1e-3, 1.0, clip=True),
             cmap="cividis",
-            rasterized=True,  # a drawing of rectangles has seams between them
+            rasterized=True,  # vector rectangles would have seams between them
         )
         image.grid(False)
         image.set(ylabel="iterations (start at the bottom)")
@@ -365,10 +365,10 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
         ValueError: if there are no runs.
     """
     if not runs:
-        raise ValueError("no runs to draw: give finished runs")
+        raise ValueError("no runs to draw: pass finished runs")
     searches: dict[Specification, dict[float, list[Run]]] = {}
     for group, own in grouped(runs).items():
-        # Any one learning rate will do to name what was searched.
+        # Any learning rate will do to name the search.
         searches.setdefault(group.but(lr=1.0), {})[group.lr] = own
     named = names(searches)
     drawn = looks(named)
@@ -379,7 +379,7 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     grid = figure.subplots(lines, columns, squeeze=False)
     panels = iter(grid.flat)
     for where, members in places.items():
-        # Losses of one workload can be compared, so they have one range.
+        # Losses of one workload are comparable, so they share a range.
         ends = [final_loss(run) for search in members for own in searches[search].values() for run in own]
         for search, axes in zip(members, panels, strict=False):
             axes.set_title(named[search] + f"\n{where}" * (len(places) > 1), fontweight="bold")
@@ -452,7 +452,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
         for of, (offset, _) in BARS.items():
             shares = pair.shares(of)
             furthest = max(furthest, _bar(axes, row, of, fmean(shares) if shares else math.nan, shares))
-            # Beside the panel, where nothing lies under the words.
+            # Next to the panel, where nothing lies under the words.
             beside = axes.get_yaxis_transform()
             axes.text(1.01, row + offset, outcome(pair, of), transform=beside, va="center", fontsize=8)
     axes.set_yticks(range(len(pairs)), [textwrap.fill(name, 24) for name in pairs])

@@ -1,4 +1,4 @@
-"""Which runs belong together, what they are called, and their numbers over seeds: what figures and pages share."""
+"""Which runs belong together, their names, and statistics over seeds: shared by figures and pages."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ WORDS: Final[Mapping[str, str]] = {
 
 
 def place(specification: Specification) -> str:
-    """Where an optimizer was tried: the workload, and what else sets it apart from others of its experiment."""
+    """Where an optimizer was tried: the workload, and what distinguishes it from others of its experiment."""
     return f"{specification.workload}{facet(specification)}"
 
 
 class Family(NamedTuple):
-    """What has one colour: an optimizer without CProp, and with it."""
+    """What shares a colour: an optimizer without and with CProp."""
 
     base: str
     cosine: bool
@@ -55,14 +55,14 @@ class Family(NamedTuple):
 
 
 class Kin(NamedTuple):
-    """Those of a family with CProp, or those without."""
+    """The members of a family with CProp, or those without."""
 
     family: Family
     cprop: bool
 
 
 def kin(specification: Specification) -> Kin:
-    """Whom a run belongs to."""
+    """The family of a run, and whether it has CProp."""
     name = optimizers.parse(specification.optimizer)
     measure = str(specification.settings.get("cprop_measure", "normal"))
     scaled = name.recipe.scales
@@ -70,7 +70,7 @@ def kin(specification: Specification) -> Kin:
 
 
 def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
-    """Runs that differ in their seed alone, together.
+    """Groups of runs that differ only in their seed.
 
     Workloads and optimizers keep their order; an optimizer comes without CProp first, then with, by rising beta and c.
     """
@@ -87,14 +87,14 @@ def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
 
 
 def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Specification, str]:
-    """What figures call each group: the optimizer, and where that does not tell two apart, what else differs.
+    """The name of each group in figures: the optimizer and, where that is ambiguous, whatever else differs.
 
     Args:
         groups: all that are shown together.
-        but: what need not be told, since it stands elsewhere.
+        but: settings that are shown elsewhere, and need not be in the name.
     """
     groups = list(groups)
-    # Elsewhere c = 1 goes without saying; beside other values it would be missed.
+    # c = 1 need not be said, except next to other values.
     seen: dict[tuple[str, Kin, str], set[float]] = {}
     for group in groups:
         for key, value in optimizers.knobs(group).items():
@@ -116,7 +116,7 @@ def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Sp
 
 
 def _values(specification: Specification) -> dict[str, Any]:
-    """Everything that decides a run, in one level."""
+    """Everything that determines a run, in one flat dictionary."""
     values = specification.to_dict()
     return {**values.pop("options"), **values.pop("settings"), **values}
 
@@ -126,13 +126,13 @@ def _text(value: Any) -> str:
 
 
 def by_place(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
-    """Groups of the same workload, options and batch size, together."""
+    """Groups by workload, options and batch size."""
     groups = list(groups)
     several = len({group.batch_size for group in groups}) > 1
     places: dict[str, list[Specification]] = {}
     for group in groups:
         where, size = place(group), f"batch size {group.batch_size}"
-        if several and size not in where:  # the usual one goes without saying, unless others stand beside it
+        if several and size not in where:  # the usual one is only said next to others
             where = f"{where[:-1]}, {size})" if facet(group) else f"{where} ({size})"
         places.setdefault(where, []).append(group)
     return places
@@ -142,7 +142,7 @@ def by_place(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
 
 
 def by_step(runs: Iterable[Run], values: Callable[[Run], np.ndarray]) -> dict[int, list[Any]]:
-    """By iteration, what those runs have that got there."""
+    """By iteration, the values of all runs that got that far."""
     found: dict[int, list[Any]] = {}
     for run in runs:
         for step, value in zip(run.column("step"), values(run), strict=True):
@@ -152,28 +152,28 @@ def by_step(runs: Iterable[Run], values: Callable[[Run], np.ndarray]) -> dict[in
 
 
 def before_divergence(run: Run, column: str) -> np.ndarray:
-    """A curve, without the value at which its run was given up: that one says nothing about the others' mean."""
+    """A curve without the value at which its run was stopped for diverging, which would distort the mean."""
     values = run.column(column)
     return np.append(values[:-1], np.nan) if run.status == "diverged" else values
 
 
 def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
-    """By iteration, a curve's mean and spread over seeds."""
+    """A curve's mean and spread over seeds, by iteration."""
     values = by_step(runs, lambda run: before_divergence(run, column))
     return {step: spread(those) for step, those in values.items()}
 
 
 def metric(runs: Sequence[Run]) -> str:
-    """Which of accuracy and perplexity these runs have."""
+    """Which of accuracy and perplexity these runs measured."""
     return next((column for column in METRICS if measured(runs, column)), METRICS[0])
 
 
 def judged_by(runs: Sequence[Run]) -> str:
-    """The column that generalisation is told by: accuracy or perplexity, or else the test loss."""
+    """The column that shows generalisation: accuracy or perplexity, or else the test loss."""
     found = metric(runs)
     return found if measured(runs, found) else "test_loss"
 
 
 def with_status(runs: Iterable[Run], status: Status) -> list[Run]:
-    """Those that ended so."""
+    """The runs that ended with this status."""
     return [run for run in runs if run.status == status]

@@ -7,12 +7,14 @@ increasing/decreasing by a factor of 3 until the best is found."
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from cprop_lab.progress import SILENT, Progress
 from cprop_lab.results import Run
 from cprop_lab.specification import Specification
 
@@ -21,13 +23,15 @@ __all__ = ["WINDOW", "Selection", "candidates", "final_loss", "grid", "select", 
 ITERATIONS: Final = 5_000
 SEEDS: Final = (0, 1, 2)
 WINDOW: Final = 3
-"""Rows of a curve that are averaged before it is compared: single ones jump about."""
+"""Rows of a curve that are averaged before it is compared: single evaluations are noisy."""
 STAGES: Final = 12
-"""A search that has gone this many factors of three from its guess has lost its way."""
+"""A search that is this many factors of three away from its guess has failed."""
+USUAL_ROUNDS: Final = 3
+"""Three rates around the guess, then mostly one more, twice."""
 
 
 def grid(guess: float, places: int) -> float:
-    """The learning rate some places from a guess, in the paper's steps of 1, 3, 10, 30.
+    """The learning rate that many places from a guess, in the paper's steps of 1, 3, 10, 30.
 
     Example:
         >>> [float(f"{grid(0.1, k):g}") for k in (-3, -2, -1, 0, 1, 2)]
@@ -38,10 +42,10 @@ def grid(guess: float, places: int) -> float:
 
 
 def candidates(guess: float, losses: Mapping[int, float]) -> list[int]:
-    """Which places of the grid to try next, given the losses at those tried: none, once the best is inside.
+    """Which places of the grid to try next, given the losses so far: none once the best is not at an end.
 
     Args:
-        guess: where the search began.
+        guess: where the search started.
         losses: the mean training loss by place; infinite where training diverged.
 
     Raises:
@@ -59,30 +63,30 @@ def candidates(guess: float, losses: Mapping[int, float]) -> list[int]:
         return [-1, 0, 1]
     best = choose(losses)
     following = [place for place in (best - 1, best + 1) if place not in losses]
-    # Where all diverged there is no best, and the way is down.
+    # If all diverged there is no best yet: try smaller rates.
     if math.isinf(losses[best]):
         following = [min(losses) - 1]
     if any(abs(place) > STAGES for place in following):
         raise ValueError(
             f"no best learning rate between {grid(guess, min(losses)):g} and {grid(guess, max(losses)):g}: "
-            "the loss gets better towards an end of the range; begin with another guess, or look at the task's loss"
+            "the loss keeps improving towards an end of the range; start from another guess, or check the task's loss"
         )
     return following
 
 
 def choose(losses: Mapping[int, float]) -> int:
-    """The place with the lowest loss; of equals the one with the smaller learning rate."""
+    """The place with the lowest loss; on a tie, the smaller learning rate."""
     return min(losses, key=lambda place: (losses[place], place))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a search has found.
+    """The result of a search.
 
     Args:
         lr: the best learning rate.
-        losses: all that were tried, with their mean training losses.
-        runs: that it rests on.
+        losses: the mean training loss of every learning rate that was tried.
+        runs: the runs behind it.
     """
 
     lr: float
@@ -91,12 +95,12 @@ class Selection:
 
 
 def shortened(specification: Specification, iterations: int) -> Specification:
-    """A run cut short to select a learning rate by, with the few rows that this takes."""
+    """A shortened run for the selection of a learning rate, with the few evaluations it needs."""
     return specification.but(iterations=iterations, evaluate_every=max(1, iterations // 10))
 
 
 def final_loss(run: Run) -> float:
-    """A run's training loss at its end, over the last few rows; infinite if it diverged."""
+    """A run's final training loss, averaged over the last few evaluations; infinite if it diverged."""
     losses = run.column("train_loss")[-WINDOW:]
     return math.inf if run.status == "diverged" else float(losses.mean())
 
@@ -106,19 +110,23 @@ def select(
     run: Callable[[list[Specification]], list[Run]],
     guesses: Mapping[str, float],
     seeds: Iterable[int] = SEEDS,
+    progress: Progress = SILENT,
+    later: int = 0,
 ) -> dict[str, Selection]:
-    """Find the learning rate of several optimizers at once: each stage is one set of runs, of all that still search.
+    """Select the learning rates of several optimizers at once: each round is one set of runs for all still searching.
 
     Args:
-        specifications: by any name, a run whose learning rate and seed are set here.
-        run: runs a set.
-        guesses: by the same name, where to begin.
-        seeds: the loss of a learning rate is the mean over these.
+        specifications: by any name, a run whose learning rate and seed are replaced.
+        run: executes a set of runs.
+        guesses: by the same name, where to start.
+        seeds: a learning rate's loss is the mean over these.
+        progress: told which round of runs follows.
+        later: iterations that follow after the selection, for the estimate of the time left.
     """
     seeds = tuple(seeds)
     losses: dict[str, dict[int, float]] = {name: {} for name in specifications}
     kept: dict[str, list[Run]] = {name: [] for name in specifications}
-    while True:
+    for stage in itertools.count(1):
         wanted = {
             (name, place): [specification.but(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
             for name, specification in specifications.items()
@@ -126,6 +134,10 @@ def select(
         }
         if not wanted:
             break
+        searching = [specifications[name].iterations for name in dict.fromkeys(name for name, _ in wanted)]
+        more = max(0, USUAL_ROUNDS - stage) * len(seeds) * sum(searching)
+        usual = max(USUAL_ROUNDS, stage)
+        progress.phase(f"selecting learning rates, round {stage} of about {usual}", more + later)
         runs = iter(run([specification for group in wanted.values() for specification in group]))
         for (name, place), group in wanted.items():
             done = [next(runs) for _ in group]

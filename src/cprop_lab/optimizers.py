@@ -198,11 +198,14 @@ def parse(name: str) -> Name:
     match = re.fullmatch(r"(cprop-)?([a-z-]+?)(\+cosine)?(\+ema)?", name)
     if match is None or match[2] not in RECIPES:
         raise ValueError(
-            f"no optimizer is called {name!r}: take one of {', '.join(RECIPES)}, if you like with cprop- before it, "
-            "and +cosine, +ema or +cosine+ema after it"
+            f"unknown optimizer {name!r}: choose one of {', '.join(RECIPES)}, optionally with cprop- before it and "
+            "+cosine, +ema or +cosine+ema after it"
         )
     if match[1] and RECIPES[match[2]].alone:
-        raise ValueError(f"CProp cannot be put around {match[2]}, which moves its weights between two places itself")
+        raise ValueError(
+            f"CProp cannot wrap {match[2]}, which keeps different weights for training and evaluation: compare another "
+            "optimizer"
+        )
     return Name(match[2], *(part is not None for part in (match[1], match[3], match[4])))
 
 

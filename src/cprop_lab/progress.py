@@ -1,29 +1,42 @@
-"""Who is told how far the runs are."""
+"""Who is told how far a command is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from cprop_lab.results import Row
 from cprop_lab.specification import Specification
 
-__all__ = ["Progress"]
+__all__ = ["SILENT", "Progress"]
 
 
 class Progress:
-    """Is told how far the runs are, and does nothing with it; others show it."""
+    """Is told how far a command is, and does nothing with it; subclasses show it.
 
-    def begin(self, total: Sequence[Specification], done: int) -> None:
-        """These runs are wanted, and so many of them are finished already."""
+    A command runs one set of runs or several, each preceded by its phase.
+    """
+
+    def phase(self, title: str, later: int = 0) -> None:
+        """What the next set of runs is for, and about how many iterations follow after it."""
+
+    def begin(self, missing: Sequence[Specification], reused: int) -> None:
+        """A set begins: these runs are to be run, and so many others are finished and reused."""
+
+    def waiting(self, what: str = "") -> None:
+        """What has to happen before runs can start; nothing, if they are starting."""
 
     def row(self, specification: Specification, row: Row) -> None:
-        """A run has made a row of its curves."""
+        """A run has been evaluated: a new row of its curves."""
 
     def ended(self, specification: Specification) -> None:
         """A run has ended."""
 
     def failed(self, specification: Specification, error: str) -> None:
-        """A run has failed, and will be tried again if it may."""
+        """A run has failed; it is retried if it has retries left."""
 
     def end(self) -> None:
-        """No more runs."""
+        """The set is over."""
+
+
+SILENT: Final = Progress()

@@ -1,4 +1,4 @@
-"""One page on all experiments: what the paper claims, what was measured, and how. It needs nothing but itself."""
+"""One self-contained page on all experiments: what the paper claims, what was measured, and how."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from cprop_lab import figures, scoreboard, targets
+from cprop_lab.compare import verdict
 from cprop_lab.groups import WORDS, by_place, grouped, metric, names, with_status
 from cprop_lab.learning_rate import WINDOW
 from cprop_lab.results import METRICS, Run, Store, measured
@@ -61,26 +62,25 @@ summary { cursor: pointer; color: var(--link); font-size: .875rem; }
 """
 
 READING: Final = (
-    "Numbers are means over seeds ± one standard deviation. Losses and accuracies at the end are over the last "
-    f"{WINDOW} evaluations of a run, since single ones jump about. Seconds are of training alone, without "
-    "evaluations."
+    "Numbers are means over seeds ± one standard deviation. Final losses and accuracies are averaged over the last "
+    f"{WINDOW} evaluations of a run, because single ones are noisy. Seconds are training time, without evaluations."
 )
 TARGETS: Final = (
-    "How long CProp takes to the training loss at which the same optimizer ends without it, seed by seed; a ratio "
-    f"below 1 is time saved. Both curves are averaged over {WINDOW} evaluations, so the optimizer without "
-    "CProp may get there before its last iteration. Seconds are iterations times the median time of a step."
+    "How long CProp takes to reach the final training loss of the same optimizer without CProp, seed by seed; a ratio "
+    f"below 1 means time saved. Both curves are averaged over {WINDOW} evaluations, so the plain optimizer may reach "
+    "its target before its last iteration. Seconds are iterations times the median time per step."
 )
 SURVIVORS: Final = (
-    "Where not all seeds reached the target, the numbers with CProp are those of the seeds that did: they flatter it."
+    "Where some seeds missed the target, the numbers with CProp are averages over the others, and so flatter CProp."
 )
 
 
 def write(store: Store, path: Path) -> None:
-    """Write a page on all experiments of a store, as one file without anything to fetch.
+    """Write a page on all experiments of a store, as one file that fetches nothing.
 
     Args:
-        store: where the experiments are.
-        path: of the page.
+        store: holds the experiments.
+        path: the file to write.
     """
     experiments = [(name, about, store.runs(about["runs"])) for name, about in store.experiments().items()]
     contents = [_entry(*one) for one in experiments]
@@ -97,7 +97,7 @@ def write(store: Store, path: Path) -> None:
 <h1>CProp: experiments</h1>
 <p>{READING}</p>
 <nav aria-label="Contents">
-{_list(contents) if contents else "<p>No experiment has run yet: see <code>cprop-lab list</code>.</p>"}
+{_list(contents) if contents else "<p>No experiment has been run yet: see <code>cprop-lab list</code>.</p>"}
 </nav>
 {"".join(sections)}</body>
 </html>
@@ -107,13 +107,13 @@ def write(store: Store, path: Path) -> None:
 
 
 def draw(about: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True) -> dict[str, Figure]:
-    """An experiment's figures, by what is put behind its name in a file's.
+    """An experiment's figures, by the suffix of their file names.
 
     Args:
-        about: the experiment, as it is kept in a store.
+        about: the experiment, as stored.
         runs: its finished runs; some may be missing, and without any there is nothing to draw.
-        timings: of a scoreboard, its short runs.
-        titled: whether a figure says what it shows, for where it stands alone.
+        timings: a scoreboard's short runs.
+        titled: whether figures have a title, for use outside the page.
     """
     title = (about["title"] + f" · {about['preset']}: shorter than the paper's" * bool(about["reduced"])) * titled
     found = {}
@@ -131,7 +131,7 @@ def draw(about: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titl
 
 
 def scores(about: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
-    """A scoreboard's rows; none while its runs are not complete, or for anything else."""
+    """A scoreboard's rows; none while runs are missing, or for other experiments."""
     complete = len(runs) == len(about["runs"]) > 0
     return scoreboard.score(runs, timings) if about["kind"] == "scoreboard" and complete else []
 
@@ -140,7 +140,7 @@ def scores(about: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list
 
 
 def _entry(name: str, about: Manifest, runs: Sequence[Run]) -> str:
-    """A line of the contents."""
+    """An entry of the table of contents."""
     missing = len(_unfinished(about, runs))
     state = f' <span class="mark">{missing} of {len(about["runs"])} runs missing</span>' if missing else ""
     return f'<a href="#{_anchor(name)}">{escape(about["title"])}</a> {_reduced(about)}{state}'
@@ -172,7 +172,7 @@ def _anchor(name: str) -> str:
 
 
 def _reduced(about: Manifest) -> str:
-    """Which preset, marked where it is not the paper's."""
+    """The preset, marked where it is shorter than the paper's."""
     preset = escape(about["preset"])
     if not about["reduced"]:
         return f'<span class="soft">preset {preset}</span>'
@@ -184,14 +184,14 @@ def _missing(about: Manifest, runs: Sequence[Run]) -> str:
     if not missing:
         return ""
     listed = ", ".join(f"<code>{escape(name)}</code>" for name in missing)
-    return f"""<div class="missing" role="note">{len(missing)} of {len(about["runs"])} runs are not finished, and are
-missing below: {listed}. This finishes them:
+    return f"""<div class="missing" role="note">{len(missing)} of {len(about["runs"])} runs are not finished and are
+missing below: {listed}. To finish them:
 <pre>{escape(about["command"])}</pre></div>
 """
 
 
 def _inline(figure: Figure, name: str, title: str) -> str:
-    """A figure as part of the page. No two parts of a page may have the same id, so its own get its name."""
+    """A figure as part of the page. Ids must be unique on a page, so the figure's name is put before its own."""
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", figures.to_svg(figure))
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)  # a page knows what svg is
     bars = ' class="bars"' * name.endswith("-times")  # a phone shows these whole; the others scroll
@@ -213,7 +213,11 @@ def _targets(pairs: Mapping[str, Pair]) -> str:
     rows = [[name, *_to_target(pair)] for name, pair in pairs.items()]
     all_reached = all(math.isfinite(share) for pair in pairs.values() for share in pair.shares("iterations"))
     note = "" if all_reached else f'<p class="soft">{SURVIVORS}</p>\n'
-    return f"""<h3>Iterations and seconds to target</h3>
+    verdicts = [verdict(name, pair) for name, pair in pairs.items()]
+    notes = dict.fromkeys(limit for one in verdicts for limit in one.notes)
+    return f"""<h3>Does CProp help?</h3>
+{_list(escape(one.headline) for one in verdicts)}{"".join(f'<p class="soft">Note: {escape(n)}</p>' for n in notes)}
+<h3>Iterations and seconds to target</h3>
 <p class="soft">{TARGETS}</p>
 {_table([*heads, "seeds that reached it"], rows)}{note}"""
 
@@ -234,7 +238,7 @@ def _to_target(pair: Pair) -> list[str]:
 
 
 def _ends(runs: Sequence[Run]) -> str:
-    """The table of where all runs ended."""
+    """The table of final losses and metrics."""
     groups = grouped(runs)
     if not groups:
         return ""
@@ -243,18 +247,18 @@ def _ends(runs: Sequence[Run]) -> str:
     several = len(places) > 1
     metrics = [column for column in METRICS if measured(runs, column)]
     heads = ["optimizer", "learning rate", "seeds", WORDS["train_loss"], WORDS["test_loss"]]
-    heads += [*[" or ".join(WORDS[column] for column in metrics)] * bool(metrics), "ms a step"]
+    heads += [*[" or ".join(WORDS[column] for column in metrics)] * bool(metrics), "ms per step"]
     rows = [
         [*[where] * several, named[group], f"{group.lr:g}", *_end(groups[group], bool(metrics))]
         for where, members in places.items()
         for group in members
     ]
     table = _table(["workload"] * several + heads, rows, words=1 + several)
-    return f"<h3>Where the runs ended</h3>\n{table}"
+    return f"<h3>Final values</h3>\n{table}"
 
 
 def _end(runs: Sequence[Run], with_metric: bool) -> list[str]:
-    """The cells of a group of runs; those that diverged are counted, and left out of the means."""
+    """The cells of a group of runs; diverged runs are counted, and left out of the means."""
     diverged = len(with_status(runs, "diverged"))
     return [
         f"{len(runs)}" + f" ({diverged} diverged)" * bool(diverged),
@@ -269,7 +273,7 @@ def _provenance(about: Manifest, runs: Sequence[Run]) -> str:
     """How an experiment was made."""
 
     def made(*keys: str) -> str:
-        """What the runs have there, each but once."""
+        """The distinct values that the runs have there."""
         found = (" ".join(str(run.made.get(key, "")) for key in keys).strip() for run in runs)
         return ", ".join(sorted(set(filter(None, found)))) or NOTHING
 
@@ -283,7 +287,7 @@ def _provenance(about: Manifest, runs: Sequence[Run]) -> str:
         "torch": made("torch"),
         "python": made("python"),
         "device": made("device", "machine"),
-        "threads a run": made("threads"),
+        "threads per run": made("threads"),
         "finished": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else NOTHING,
     }
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>\n" for name, text in facts.items())
@@ -295,7 +299,7 @@ def _provenance(about: Manifest, runs: Sequence[Run]) -> str:
 
 
 def _details(runs: Sequence[Run]) -> str:
-    """Every run and its settings, for those who want to look."""
+    """Every run and its settings, folded away."""
     if not runs:
         return ""
     fields = list(runs[0].specification.to_dict())
@@ -317,12 +321,12 @@ def _setting(value: Any) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """A table that scrolls by itself where the page is narrow.
+    """A table that scrolls on its own where the page is narrow.
 
     Args:
         heads: of the columns.
         rows: cells as text.
-        words: how many columns, from the first, hold words, which stand to the left; numbers stand to the right.
+        words: how many of the first columns hold words, aligned left; numbers are aligned right.
     """
 
     def row(cells: Sequence[str], tag: str) -> str:
@@ -330,7 +334,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) 
         return "<tr>" + "".join(f"<{o}>{escape(cell)}</{tag}>" for o, cell in zip(opened, cells, strict=True)) + "</tr>"
 
     body = "\n".join(row(cells, "td") for cells in rows)
-    # With a tab stop, so that it can be scrolled without a mouse.
+    # With a tab stop, so that it can be scrolled by keyboard.
     return f"""<div class="table" tabindex="0"><table>
 <thead>{row(heads, "th")}</thead>
 <tbody>

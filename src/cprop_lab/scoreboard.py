@@ -1,8 +1,8 @@
-"""The scoreboard: every optimizer's way to the same two training losses, in iterations and in seconds.
+"""The scoreboard: how long every optimizer takes to reach the same two training losses, in iterations and seconds.
 
-Its rules were written down before its runs (docs/results/scoreboard.md). In short: every optimizer without CProp has
-its learning rate selected by the same procedure, CProp takes that of the optimizer inside, and an optimizer's score is
-when it comes to the training loss at which tuned Adam ends, seed by seed.
+Its rules were written down before its runs (docs/results/scoreboard.md). In short: the learning rates of all optimizers
+without CProp are selected by the same procedure, CProp uses that of the optimizer inside, and the score is when an
+optimizer reaches tuned Adam's final training loss, seed by seed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ ROWS: Final = (
     *("schedule-free-adamw", "schedule-free-cprop", "cautious-adamw", "prodigy", "lion", "adabelief"),
 )
 TIMINGS: Final = 3
-"""Short runs of every row for the seconds of a step, in turn; the fastest counts."""
+"""Short runs of every row that measure the seconds per step, in turn; the fastest counts."""
 WEIGHT_DECAY: Final = 0.01
-"""Of AdamW, torch's default: without any it would be Adam. The others have none, for training losses are compared."""
+"""Of AdamW, torch's default: without any it would be Adam. The others have none, since training losses are compared."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A training loss to be reached.
+    """A training loss to reach.
 
     Args:
-        optimizer: the one that ends with it.
-        title: what it is called.
+        optimizer: the one whose final loss it is.
+        title: its name in tables.
     """
 
     optimizer: str
@@ -67,10 +67,10 @@ class Entry:
     """A row of the scoreboard.
 
     Args:
-        name: as figures call the optimizer.
-        runs: its runs, in the order of their seeds.
-        iterations: by target and seed, the part of a run's length at which it was reached; infinite if it never was.
-        cost: seconds of a step, as a part of Adam's.
+        name: of the optimizer, as in figures.
+        runs: its runs, ordered by seed.
+        iterations: by target and seed, the fraction of a run at which it was reached; infinite if never.
+        cost: seconds per step, relative to Adam's.
     """
 
     name: str
@@ -84,20 +84,20 @@ class Entry:
         return self.runs[0].specification.group()
 
     def part(self, target: int, of: str = "iterations") -> float:
-        """The median over seeds of the iterations to a target, or of the seconds, as a part of Adam's whole run."""
+        """Iterations or seconds to a target, as a fraction of Adam's run: the median over seeds."""
         return median(self.iterations[target]) * (self.cost if of == "seconds" else 1.0)
 
     def end(self, column: str = "train_loss") -> list[float]:
-        """By seed, what a curve ends with; diverged runs are left out."""
+        """A curve's final value by seed; diverged runs are left out."""
         return [float(smoothed(run, column)[-1]) for run in self.runs if run.status == "finished"]
 
 
 def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
-    """Put optimizers in order, from the one that reaches the targets first to those that do not.
+    """Rank optimizers, from the one that reaches the targets first to those that do not.
 
     Args:
         runs: of one workload; Adam's must be among them.
-        timings: short runs made apart, as :func:`timing` has them, for the seconds of a step.
+        timings: separate short runs for the seconds per step, see :func:`timing`.
 
     Raises:
         ValueError: if a target's optimizer is missing.
@@ -106,7 +106,7 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     goals = [_losses(groups, target) for target in TARGETS]
     seconds: dict[str, float] = {}
     for run in timings:
-        # Whatever else goes on makes a step longer, never shorter.
+        # Other work on the machine makes a step longer, never shorter.
         found = seconds.get(run.specification.optimizer, math.inf)
         seconds[run.specification.optimizer] = min(found, seconds_a_step(run))
     adams = seconds.get(TARGETS[0].optimizer, math.nan)
@@ -128,7 +128,7 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
 
 
 def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows of a table, as text."""
+    """The headings and rows of a table, as text."""
     column = judged_by(entries[0].runs)
     heads = ["optimizer", "learning rate"]
     for target in TARGETS:
@@ -149,7 +149,7 @@ def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
 
 
 def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
-    """The part of Adam's run that a target took, and by how many seeds it was reached, if not by all."""
+    """The fraction of Adam's run that a target took, and how many seeds reached it, if not all."""
     part, parts = entry.part(target, of), entry.iterations[target]
     reached = sum(map(math.isfinite, parts))
     if not reached:
@@ -161,7 +161,7 @@ def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
 
 
 def _losses(groups: dict[Specification, list[Run]], target: Target) -> dict[int, float]:
-    """By seed, the loss that is to be reached."""
+    """The loss to reach, by seed."""
     for group, runs in groups.items():
         if group.optimizer == target.optimizer:
             return {run.specification.seed: final_loss(run) for run in runs}
@@ -173,17 +173,16 @@ def _part(run: Run, goal: float) -> float:
 
 
 def timing(specification: Specification, iterations: int) -> Specification:
-    """A short run for the seconds of a step.
+    """A short run that measures the seconds per step.
 
-    Long runs share their machine with other work, and not always with the same; short ones can be made in turn when
-    nothing else is going on.
+    Long runs share their machine with changing other work; short ones can be made in turn on an idle machine.
     """
     every = max(1, iterations // 10)
-    # Evaluations only part the run into stretches, and an example of a text is a window: a hundred take minutes.
+    # Evaluations only divide the run into stretches; for a text, an example is a window, and a hundred take minutes.
     few = max(1, min(100, specification.examples // 20))
     return specification.but(iterations=max(10, iterations), evaluate_every=every, examples=few)
 
 
 def settings(optimizer: str) -> dict[str, float]:
-    """What a row sets beside the defaults."""
+    """What a row sets besides the defaults."""
     return {"weight_decay": WEIGHT_DECAY} if optimizers.parse(optimizer).base == "adamw" else {}

@@ -1,7 +1,7 @@
-"""Curves for the tools that people already look at: TensorBoard, MLflow, Weights & Biases.
+"""Export of curves to TensorBoard, MLflow and Weights & Biases.
 
-They are written from the store, after the fact: what is stored is the truth, and a run must not
-fail because a tracking server did.
+They are exported from the store after the fact: the store is the truth, and a run must not fail because a
+tracking server did.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SCALARS: Final = ("train_loss", "test_loss", "accuracy", "perplexity", "lr", "me
 
 
 def rows(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
-    """The numbers of a run, an evaluation at a time; what it does not have is left out."""
+    """The numbers of a run, one evaluation at a time; missing ones are left out."""
     columns = {name: run.column(name) for name in SCALARS}
     for i, step in enumerate(run.column("step")):
         yield int(step), {name: float(c[i]) for name, c in columns.items() if not math.isnan(c[i])}
 
 
 def title(run: Run) -> str:
-    """A name that a person can tell apart."""
+    """A readable, unique name."""
     s = run.specification
     return f"{s.workload}/{optimizers.label(s)} lr {s.lr:g}/seed {s.seed} {run.identity[:6]}"
 
 
 def tensorboard(runs: Iterable[Run], target: str) -> None:
-    """Event files in a folder."""
+    """Write event files to a folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     edges = [i / BINS for i in range(BINS + 1)]
@@ -57,7 +57,7 @@ def tensorboard(runs: Iterable[Run], target: str) -> None:
 
 
 def mlflow(runs: Iterable[Run], target: str) -> None:
-    """Runs in an MLflow store, such as ``sqlite:///mlflow.db`` or a server's address."""
+    """Log runs to an MLflow store, such as ``sqlite:///mlflow.db`` or a server's address."""
     import mlflow as tracking
 
     tracking.set_tracking_uri(target)
@@ -70,7 +70,7 @@ def mlflow(runs: Iterable[Run], target: str) -> None:
 
 
 def wandb(runs: Iterable[Run], target: str) -> None:
-    """Runs in a project of Weights & Biases; ``WANDB_MODE=offline`` keeps them here."""
+    """Log runs to a Weights & Biases project; ``WANDB_MODE=offline`` keeps them on this machine."""
     import wandb as tracking
 
     for run in runs:
@@ -81,7 +81,7 @@ def wandb(runs: Iterable[Run], target: str) -> None:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings within settings, as one level of names."""
+    """Nested settings as one flat dictionary."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
@@ -96,15 +96,15 @@ SINKS: Final[Mapping[str, Callable[[Iterable[Run], str], None]]] = {
 
 
 def export(runs: Iterable[Run], sink: str, target: str) -> None:
-    """Write runs to a sink.
+    """Export runs to a sink.
 
     Raises:
         ValueError: if there is no such sink.
         ImportError: if its package is not installed.
     """
     if sink not in SINKS:
-        raise ValueError(f"no sink is called {sink!r}: take one of {', '.join(SINKS)}")
+        raise ValueError(f"unknown sink {sink!r}: choose one of {', '.join(SINKS)}")
     try:
         SINKS[sink](runs, target)
     except ImportError as error:
-        raise ImportError(f"{sink} is not here ({error}): pip install {sink}") from error
+        raise ImportError(f"{sink} is not installed ({error}): pip install {sink}") from error

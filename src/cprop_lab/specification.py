@@ -66,12 +66,12 @@ class Specification:
         object.__setattr__(self, "settings", _frozen(self.settings))
         object.__setattr__(self, "options", _frozen(self.options))
         if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr is {self.lr}: give a learning rate above zero")
+            raise ValueError(f"lr is {self.lr}: it must be positive and finite")
         for name in ("batch_size", "iterations", "evaluate_every", "examples"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a whole number from 1 on")
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.precision not in get_args(Precision):
-            raise ValueError(f"precision is {self.precision!r}: give one of {', '.join(get_args(Precision))}")
+            raise ValueError(f"precision is {self.precision!r}: choose one of {', '.join(get_args(Precision))}")
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -102,7 +102,9 @@ class Specification:
         values = json.loads(text)
         unknown = set(values) - {f.name for f in fields(Specification)}
         if unknown:
-            raise ValueError(f"a specification has no {', '.join(sorted(unknown))}: it was written by another version")
+            raise ValueError(
+                f"unknown fields {', '.join(sorted(unknown))}: the specification was written by another version"
+            )
         return Specification(**values)
 
     def group(self) -> Specification:

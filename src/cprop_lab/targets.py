@@ -1,7 +1,7 @@
-"""How long a run takes to a target, in iterations and in seconds: the measure of AlgoPerf.
+"""How long a run takes to reach a target, in iterations and in seconds: the measure of AlgoPerf.
 
-A loss at the end of a run says little about the time that was saved. So the question is turned
-around: when does a run first reach the loss that another one ends with?
+A final loss says little about the time saved. So the question is turned around: when does a run first reach
+another run's final loss?
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cprop_lab.specification import Specification
 
 __all__ = [
     "Pair",
+    "Ratio",
     "Spread",
     "as_measured",
     "at",
@@ -28,6 +29,7 @@ __all__ = [
     "ended",
     "outcome",
     "pairs",
+    "ratio",
     "reached",
     "seconds_a_step",
     "shown",
@@ -48,14 +50,14 @@ class Spread(NamedTuple):
 
 
 NOTHING: Final = "-"
-"""In tables, where there is no number."""
+"""Stands in tables where there is no number."""
 
-# Student's t at 97.5 %, by degrees of freedom; beyond these the normal distribution's is near enough.
+# Student's t at 97.5 %, by degrees of freedom; beyond these, the normal distribution's is close enough.
 _T: Final = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The mean of some values and how far it can be trusted.
+    """The mean of some values, and how certain it is.
 
     Example:
         >>> str(spread([1.0, 2.0, 3.0]))
@@ -70,12 +72,48 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(fmean(values), deviation, t * deviation / math.sqrt(len(values)))
 
 
-def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> str:
-    """Mean and one standard deviation of what is finite, to the digits that the deviation leaves."""
+class Ratio(NamedTuple):
+    """A ratio averaged over seeds, and the ends of its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def ratio(values: Sequence[float]) -> Ratio:
+    """The geometric mean of some ratios, and its 95 % interval, which is symmetric on a log scale.
+
+    On a linear scale, the interval of a ratio may reach below zero: it would claim savings of more than everything.
+
+    Example:
+        >>> [round(value, 2) for value in ratio([0.5, 0.5, 0.6])]
+        [0.53, 0.41, 0.69]
+    """
+    mean, _, margin = spread([math.log(value) for value in values])
+    return Ratio(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin))
+
+
+def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING, digits: int | None = None) -> str:
+    """Mean and one standard deviation of the finite values.
+
+    Args:
+        values: one per seed.
+        unit: put after them.
+        nothing: said if no value is finite.
+        digits: significant digits of the mean; by default as many as the deviation leaves.
+
+    Example:
+        >>> shown([2934, 2951]), shown([2934, 2951], digits=3)
+        ('2,942 ± 12', '2,940 ± 10')
+    """
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return nothing
     mean, deviation, _ = spread(values)
+    if digits is not None:
+        places = _places(mean, digits)
+        parts = [mean, deviation] if deviation > 0 else [mean]
+        return " ± ".join(f"{round(part, places):,.{max(0, places)}f}" for part in parts) + unit
     if not deviation > 0:  # one seed, or all seeds alike
         text = f"{mean:,.{_decimals(mean, 4)}f}"
         return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
@@ -83,30 +121,36 @@ def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING) -> st
     return f"{mean:,.{decimals}f} ± {deviation:,.{decimals}f}{unit}"
 
 
+def _places(value: float, digits: int) -> int:
+    """Where to round a value to keep so many digits of it; negative left of the decimal point."""
+    return digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+
+
 def _decimals(value: float, digits: int) -> int:
     """How many decimals show so many digits of a value."""
-    return max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    return max(0, _places(value, digits))
 
 
 def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
-    """A curve, each value averaged with the few before it."""
+    """A curve, with each value averaged over the preceding few."""
     values = run.column(column)
     return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
 
 
-def ended(runs: Iterable[Run], column: str, nothing: str = "diverged") -> str:
-    """What a curve ends with, over seeds; runs that diverged are left out."""
-    return as_measured((float(smoothed(run, column)[-1]) for run in runs if run.status == "finished"), column, nothing)
+def ended(runs: Iterable[Run], column: str, nothing: str = "diverged", digits: int | None = None) -> str:
+    """A curve's final value, over seeds; runs that diverged are left out."""
+    ends = (float(smoothed(run, column)[-1]) for run in runs if run.status == "finished")
+    return as_measured(ends, column, nothing, digits)
 
 
-def as_measured(values: Iterable[float], column: str, nothing: str = NOTHING) -> str:
+def as_measured(values: Iterable[float], column: str, nothing: str = NOTHING, digits: int | None = None) -> str:
     """Values of a curve, over seeds, in the unit that people know them by."""
     times, unit = (100, " %") if column == "accuracy" else (1, "")
-    return shown((times * value for value in values), unit, nothing)
+    return shown((times * value for value in values), unit, nothing, digits)
 
 
 def reached(run: Run, target: float) -> float | None:
-    """At which iteration a run's training loss first falls to a target, between two rows where need be, if ever."""
+    """The iteration at which a run's training loss first reaches a target, interpolated between rows; None if never."""
     losses = smoothed(run)
     below = np.flatnonzero(losses <= target)
     if not len(below):
@@ -119,24 +163,24 @@ def reached(run: Run, target: float) -> float | None:
 
 
 def at(run: Run, iteration: float, column: str) -> float:
-    """What a curve, averaged as the training loss is, comes to at an iteration, between two rows where need be."""
+    """A curve's value at an iteration, smoothed like the training loss and interpolated between rows."""
     return float(np.interp(iteration, run.column("step"), smoothed(run, column)))
 
 
 def seconds_a_step(run: Run) -> float:
-    """The median over a run's stretches between evaluations: what disturbs some of them does not change it."""
+    """Seconds per step: the median over the stretches between evaluations, which short disturbances do not change."""
     return float(np.median(np.diff(run.column("seconds")) / np.diff(run.column("step"))))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An optimizer without and with CProp, seed by seed: what the second saves on the way to the first's last loss.
+    """An optimizer without and with CProp, seed by seed: what CProp saves on the way to the plain one's final loss.
 
-    Seeds that did not learn without CProp (they diverged, or ended no lower than they began) have no such loss, and are
-    left out of all that follows.
+    Seeds that did not learn without CProp (they diverged, or ended no lower than they started) have no target and are
+    left out.
 
     Args:
-        plain: its runs, in the order of their seeds.
+        plain: the runs without CProp, ordered by seed.
         scaled: the runs with CProp, in the same order.
     """
 
@@ -145,28 +189,28 @@ class Pair:
 
     @property
     def learned(self) -> list[tuple[Run, Run, float]]:
-        """The seeds that have a target: both runs, and the plain one's last training loss."""
+        """The seeds that have a target: both runs, and the plain one's final training loss."""
         both = zip(self.plain, self.scaled, strict=True)
         found = [(plain, scaled, final_loss(plain)) for plain, scaled in both]
         return [(p, s, target) for p, s, target in found if 0 < when(p, target, "iterations") < math.inf]
 
     @property
     def targets(self) -> list[float]:
-        """What each seed ends with, without CProp."""
+        """The final training loss without CProp, by seed."""
         return [target for *_, target in self.learned]
 
     def times(self, of: str) -> list[tuple[float, float]]:
-        """By seed, when the plain and the scaled run reach the target (``"iterations"`` or ``"seconds"``), or never."""
+        """By seed, when both runs reach the target, in ``"iterations"`` or ``"seconds"``; infinite if never."""
         return [(when(plain, target, of), when(scaled, target, of)) for plain, scaled, target in self.learned]
 
     def shares(self, of: str) -> list[float]:
-        """The part of the plain run's iterations or seconds that CProp needs, by seed; infinite if it is not enough."""
+        """By seed, CProp's iterations or seconds to the target divided by the plain run's; infinite if it misses."""
         return [ours / theirs for theirs, ours in self.times(of)]
 
     def there(self, column: str) -> list[tuple[float, float]]:
-        """By seed, what else the plain and the scaled run have come to at the target, if both get there.
+        """By seed, the value of another curve at the target, for both runs, if both reach it.
 
-        At the end of their runs the one with CProp has been trained further: here they are equally far.
+        At the end of their runs the one with CProp is further along; at the target both have the same training loss.
         """
         arrivals = zip(self.learned, self.times("iterations"), strict=True)
         return [
@@ -177,7 +221,7 @@ class Pair:
 
 
 def outcome(pair: Pair, of: str) -> str:
-    """What came of a pair, in a few words: the part that CProp needs, or who did not get there."""
+    """The outcome of a pair in a few words: CProp's ratio, or how many seeds missed the target."""
     shares = pair.shares(of)
     missed = sum(map(math.isinf, shares))
     parts = []
@@ -192,9 +236,9 @@ def outcome(pair: Pair, of: str) -> str:
 
 
 def when(run: Run, target: float, of: str) -> float:
-    """When a run reaches a target, or infinity; nothing is reached by a run that diverged, before or after.
+    """When a run reaches a target; infinite if never. A run that diverged counts as never, even if it got there before.
 
-    Seconds are the iterations times the seconds of a step: the clock of a long run has also what else went on.
+    Seconds are iterations times the seconds per step: the clock of a long run also counts interruptions.
     """
     iterations = None if run.status == "diverged" or math.isinf(target) else reached(run, target)
     if iterations is None:
@@ -203,7 +247,7 @@ def when(run: Run, target: float, of: str) -> float:
 
 
 def _setting(specification: Specification) -> tuple[object, ...]:
-    """What two runs of a pair have in common; learning rates may differ, if both were selected."""
+    """What both runs of a pair have in common; learning rates may differ, if both were selected."""
     return (
         specification.workload,
         tuple(specification.options.items()),
@@ -214,7 +258,7 @@ def _setting(specification: Specification) -> tuple[object, ...]:
 
 
 def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
-    """Runs that differ in their seed alone, together, in the order of their seeds."""
+    """Groups of runs that differ only in their seed, ordered by seed."""
     groups: dict[Specification, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.specification.seed):
         groups.setdefault(run.specification.group(), []).append(run)
@@ -222,9 +266,9 @@ def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
 
 
 def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
-    """All optimizers that ran with the same seeds without and with CProp, by what figures call the latter.
+    """All optimizers that ran on the same seeds without and with CProp, by the name figures use for the latter.
 
-    Where the one without ran at several learning rates, CProp is paired with each.
+    If the plain one ran at several learning rates, CProp is paired with each.
     """
     groups = by_seed(runs)
     several = len({group.workload for group in groups}) > 1
@@ -248,7 +292,7 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
 
 
 def facet(specification: Specification) -> str:
-    """What sets a run apart from those of the same experiment, beside its optimizer."""
+    """What distinguishes a run from others of its experiment, besides its optimizer."""
     options = specification.options.items()
     parts = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options]
     if specification.batch_size != 32:

@@ -18,7 +18,8 @@ LAB = [sys.executable, "-m", "cprop_lab"]
 
 
 def environment(root):
-    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": str(TESTS), "COLUMNS": "160", "NO_COLOR": "1"}
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": path, "COLUMNS": "160", "NO_COLOR": "1"}
 
 
 @pytest.fixture
@@ -59,11 +60,14 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     """In this process, one optimizer and one seed: an experiment, its figure, its page, and nothing run twice."""
     words = ("run", "fmnist-fc", "--optimizers", "rmsprop", "--seeds", 1, "--executor", "process")
     said = lab(*words)
-    assert "Drawn: " in said
+    assert "Figure: " in said
     assert (tmp_path / "results" / "figures" / "fmnist-fc-smoke.png").stat().st_size > 10_000
     assert "CProp(RMSProp)" in said
     again = lab(*words)
-    assert "2 of 2 runs are finished already, and are not run again." in again
+    assert "running the experiment: 2 of 2 runs are already finished and are reused" in again
+    assert "RMSProp + CProp may help: it reaches RMSProp's final training loss" in again
+    assert "Note: One seed cannot tell a difference from chance" in again
+    assert again.endswith("The smoke preset checks that everything works; it says nothing about CProp. ")
     lab("plot", "fmnist-fc", "--out", "pictures")
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     lab("report")
@@ -72,7 +76,7 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     assert str(tmp_path) not in page  # a page may be published
     lab("export", "--to", "tensorboard", "--target", "events")
     assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
-    assert "no experiment nothing" in lab("plot", "nothing", code=1)
+    assert "no results of nothing in results" in lab("plot", "nothing", code=1)
 
 
 def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
@@ -95,7 +99,7 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 130, said
-    assert "Stopped. What is finished is kept, and the same command goes on where it was." in re.sub(r"\s+", " ", said)
+    assert "Stopped. Finished work is kept; run the same command again to continue." in re.sub(r"\s+", " ", said)
     before = Store(tmp_path / "results").finished()
     assert before
     result = subprocess.run(
@@ -103,21 +107,27 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
     )
     said = re.sub(r"\s+", " ", result.stdout)
     assert result.returncode == 0, said + result.stderr
-    assert "runs are finished already" in said
-    assert "CProp(RMSProp)" in said
-    assert re.search(r"Learning rate of rmsprop: [\d.e-]+ \(training loss at", said)
+    assert "\x1b" not in result.stdout  # in a log, lines and nothing else
+    assert re.search(
+        r"selecting learning rates, round 1 of about 3: \d of 3 runs are already finished and are reused", said
+    )
+    assert "comparing without and with CProp: 2 runs [" in said
+    assert re.search(r"\[100 %\] tasks:Slow CProp\(RMSProp\) lr \S+ seed 0: training loss", said)
+    assert "RMSProp + CProp" in said
+    assert "iterations to that loss" in said
+    assert re.search(r"Learning rate of rmsprop: [\d.e-]+ \(training loss by learning rate: ", said)
     assert (tmp_path / "comparison.png").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "nothing"], "no experiment is called 'nothing': see 'cprop-lab list'"),
-        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm has no lion: it has sgd, adam"),
+        (["run", "nothing"], "unknown experiment 'nothing': 'cprop-lab list' shows all of them"),
+        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm does not include lion: choose from sgd, adam"),
         (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
         (["compare", "test_cli:Path"], "is no task: derive it from cprop_lab.Task"),
-        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "no optimizer is called 'adamm'"),
-        (["plot"], "holds no experiment"),
+        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "unknown optimizer 'adamm'"),
+        (["plot"], "no results of any experiment in results: run it first"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(lab, words, message):

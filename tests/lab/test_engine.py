@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cprop_lab.engine import Engine
+from cprop_lab.progress import Progress
 from cprop_lab.results import Store, identify
 from cprop_lab.specification import Specification
 
@@ -122,14 +123,14 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
         assert list(ours.column("step")) == list(range(0, 1201, 100))
 
 
-class Notes:
+class Notes(Progress):
     """Writes down what an engine tells."""
 
     def __init__(self):
         self.said = []
 
-    def begin(self, total, done):
-        self.said.append(("begin", len(total), done))
+    def begin(self, missing, reused):
+        self.said.append(("begin", [specification.seed for specification in missing], reused))
 
     def row(self, specification, row):
         self.said.append(("row", specification.seed, row["step"]))
@@ -154,7 +155,7 @@ def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
     runs = engine.run([QUICK.but(seed=1), QUICK, QUICK])
     assert [run.specification.seed for run in runs] == [1, 0]
     rows = [("row", 1, step) for step in (0, 10, 20)]
-    assert engine.progress.said == [("begin", 2, 1), *rows, ("ended", 1), ("end",)]
+    assert engine.progress.said == [("begin", [1], 1), *rows, ("ended", 1), ("end",)]
 
 
 def test_an_error_of_a_task_is_told(tmp_path):

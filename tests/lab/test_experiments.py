@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from test_learning_rate import Phases
 
 from cprop_lab import optimizers, workloads
 from cprop_lab.engine import Engine
@@ -119,7 +120,11 @@ def test_what_there_is_of_an_unfinished_experiment_can_be_drawn(tmp_path, data_r
 def test_with_selected_learning_rates(tmp_path, data_root):
     engine = Engine(Store(tmp_path), executor="process")
     experiment = EXPERIMENTS["fmnist-fc"].only(["rmsprop"])
-    about = experiment.run(SMALL, engine.run, select=True)
+    told = Phases()
+    about = experiment.run(SMALL, engine.run, select=True, progress=told)
+    # In the first of about three rounds, two more rates are expected with two seeds, and then both optimizers' runs.
+    assert told[0] == ("selecting learning rates, round 1 of about 3", 2 * 2 * 6 + 2 * 2 * 12)
+    assert told[-1] == ("running the experiment", 0)
     selection = EXPERIMENTS["lr-selection-fmnist-fc"].only(["rmsprop"]).run(SMALL, engine.run)
     # The selection that the experiment made is the one that stands alone: its runs are found, and not run again.
     assert set(engine.store.finished()) == {*about["runs"], *selection["runs"]}
@@ -130,5 +135,5 @@ def test_with_selected_learning_rates(tmp_path, data_root):
 
 
 def test_optimizers_that_an_experiment_does_not_have_are_told():
-    with pytest.raises(ValueError, match=r"ptb-lstm has no rmsprop: it has sgd, adam"):
+    with pytest.raises(ValueError, match=r"ptb-lstm does not include rmsprop: choose from sgd, adam"):
         EXPERIMENTS["ptb-lstm"].only(["rmsprop"])

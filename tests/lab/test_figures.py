@@ -123,9 +123,9 @@ def test_panels_that_no_run_has_are_left_out(make):
     runs = make({specification("sgd", workload="ptb-lstm"): [8, 4, 2, 2, 1]}, metric="perplexity", metrics=[90] * 5)
     figure = figures.curves(runs)
     assert [axes.get_ylabel() for axes in figure.axes] == ["training loss", "test perplexity"]
-    with pytest.raises(ValueError, match="no run has a mean_scale: give finished runs"):
+    with pytest.raises(ValueError, match="no run has a column mean_scale: pass finished runs"):
         figures.curves(runs, ["mean_scale"])
-    with pytest.raises(ValueError, match="give finished runs"):
+    with pytest.raises(ValueError, match="pass finished runs"):
         figures.curves([])
 
 

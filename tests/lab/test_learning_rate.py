@@ -48,7 +48,7 @@ def test_where_everything_diverges_it_goes_down():
 
 @pytest.mark.parametrize("loss", [lambda lr: lr, lambda lr: -lr, lambda lr: math.inf])
 def test_a_landscape_without_a_best_is_an_error_and_not_an_endless_search(loss):
-    with pytest.raises(ValueError, match=r"no best learning rate between .* begin with another guess"):
+    with pytest.raises(ValueError, match=r"no best learning rate between .* start from another guess"):
         search(0.1, loss)
 
 
@@ -58,6 +58,13 @@ def test_of_equals_the_smaller_is_taken():
 
 def test_the_grid_is_the_papers():
     assert [grid(1e-3, k) for k in range(-3, 4)] == [3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+
+
+class Phases(list):
+    """Writes down which phases it is told of."""
+
+    def phase(self, title, later=0):
+        self.append((title, later))
 
 
 def test_several_optimizers_search_in_one_set_of_runs_a_stage(tmp_path):
@@ -76,12 +83,16 @@ def test_several_optimizers_search_in_one_set_of_runs_a_stage(tmp_path):
         return [store.read(identify(s)) for s in specifications]
 
     base = Specification("tasks:Blobs", "sgd", lr=1.0)
-    found = select({n: base.but(optimizer=n) for n in best}, run, {"sgd": 1.0, "adam": 1e-3}, seeds=(0, 1))
+    told = Phases()
+    found = select({n: base.but(optimizer=n) for n in best}, run, {"sgd": 1.0, "adam": 1e-3}, (0, 1), told, later=7)
     assert {name: selection.lr for name, selection in found.items()} == best
     assert found["sgd"].losses[0.3] == pytest.approx(0.005)
     assert found["sgd"].losses[1.0] == pytest.approx(math.log(1 / 0.3) + 0.005)
     assert len(stages[0]) == 2 * 3 * 2
     assert len(stages) == 3
+    assert [title for title, _ in told] == [f"selecting learning rates, round {n} of about 3" for n in (1, 2, 3)]
+    # Both still search after the first round, and one rate each is tried with two seeds.
+    assert [later for _, later in told] == [7 + 2 * 2 * 2 * base.iterations, 7 + 2 * 2 * base.iterations, 7]
     assert len(found["adam"].runs) == 5 * 2
 
 

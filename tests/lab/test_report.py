@@ -1,13 +1,16 @@
 """The page holds the numbers, says what is missing, and needs nothing but itself."""
 
 import re
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
 from test_figures import AS_FAST, FASTER, NEVER, PLAIN, specification, write
 
 from cprop_lab import report
+from cprop_lab.compare import verdict
 from cprop_lab.results import Store
+from cprop_lab.targets import pairs
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def test_the_numbers_are_those_worked_out_by_hand(store, tmp_path):
         "2 of 2",
     ]
     assert ends == [
-        ["optimizer", "learning rate", "seeds", "training loss", "test loss", "test accuracy", "ms a step"],
+        ["optimizer", "learning rate", "seeds", "training loss", "test loss", "test accuracy", "ms per step"],
         ["SGD", "0.1", "2", "2", "3", "81.0 ± 1.4 %", "10"],
         ["CProp(SGD)", "0.1", "2", "2", "3", "81.0 ± 1.4 %", "20"],
     ]
@@ -142,8 +145,8 @@ def test_everything_is_escaped(store, tmp_path):
 def test_what_is_missing_is_named_with_the_command_that_finishes_it(store, tmp_path):
     keep(store, [*pair(store), "feedfeedfeedfeed"])
     text, _ = page_of(store, tmp_path)
-    assert re.search(r"1 of 5 runs are not finished, and are\s+missing below: <code>feedfeedfeedfeed</code>", text)
-    assert re.search(r"This finishes them:\s+<pre>cprop-lab run fmnist-fc --preset reduced</pre>", text)
+    assert re.search(r"1 of 5 runs are not finished and are\s+missing below: <code>feedfeedfeedfeed</code>", text)
+    assert re.search(r"To finish them:\s+<pre>cprop-lab run fmnist-fc --preset reduced</pre>", text)
     assert "1 of 5 runs missing" in text  # in the contents, too
 
 
@@ -157,7 +160,17 @@ def test_an_experiment_without_finished_runs(store, tmp_path, kind):
 
 
 def test_an_empty_store(store, tmp_path):
-    assert "No experiment has run yet" in page_of(store, tmp_path)[0]
+    assert "No experiment has been run yet" in page_of(store, tmp_path)[0]
+
+
+def test_it_says_what_the_terminal_says(store, tmp_path):
+    keep(store, pair(store))
+    text, _ = page_of(store, tmp_path)
+    for name, found in pairs(store.runs()).items():
+        said = verdict(name, found)
+        assert escape(said.headline) in text
+        assert len(said.notes) == 2
+        assert all(escape(note) in text for note in said.notes)
 
 
 def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
@@ -174,7 +187,7 @@ def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
     assert cells["CProp(SGD) (batch size 64)"][3:5] == ["not reached"] * 2
     assert cells["CProp(SGD) (batch size 64)"][-1] == "0 of 2"
     assert cells["CProp(Adam)"][1] == "did not learn without CProp"
-    assert "they flatter it" in text
+    assert "flatter CProp" in text
     assert ["fmnist-fc (batch size 32)", "Adam", "0.1", "2 (2 diverged)", "diverged", "-", "-", "10"] in ends
 
 
@@ -192,7 +205,7 @@ def test_workloads_are_told_apart(store, tmp_path):
 def test_without_accuracy_or_perplexity_there_is_no_such_column(store, tmp_path):
     keep(store, [write(store, specification("sgd"), PLAIN, metrics=[None] * 5)])
     _, page = page_of(store, tmp_path)
-    assert page.tables[0][0] == ["optimizer", "learning rate", "seeds", "training loss", "test loss", "ms a step"]
+    assert page.tables[0][0] == ["optimizer", "learning rate", "seeds", "training loss", "test loss", "ms per step"]
 
 
 def test_figures_of_their_own_are_titled_and_named(store):

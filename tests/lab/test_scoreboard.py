@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_experiments import SMALL
 from test_figures import specification, write
+from test_learning_rate import Phases
 
 from cprop_lab import figures, report, scoreboard, targets
 from cprop_lab.engine import Engine
@@ -117,9 +118,11 @@ def test_seconds_of_a_step_are_not_moved_by_a_disturbance(store):
 def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
     engine = Engine(Store(tmp_path), executor="process")
     chosen = EXPERIMENTS["scoreboard-fmnist-fc"].only(["adam", "adamw", "adamw+cosine"])
-    about = chosen.run(SMALL, engine.run, select=False)
+    told = Phases()
+    about = chosen.run(SMALL, engine.run, select=False, progress=told)
     runs, timings = engine.store.runs(about["runs"]), engine.store.runs(about["timings"])
     assert len(timings) / scoreboard.TIMINGS == len(chosen.variants) == len(runs) / SMALL.seeds
+    assert told == [("running the experiment", sum(r.specification.iterations for r in timings)), ("timing steps", 0)]
     decays = {run.specification.optimizer: run.specification.settings.get("weight_decay") for run in runs}
     assert decays["cprop-adamw"] == 0.01
     assert not decays["adam"]

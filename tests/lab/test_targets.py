@@ -1,10 +1,12 @@
 """When a run reaches a loss, and what that says about CProp; numbers worked out by hand."""
 
 import math
+import re
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from test_learning_rate import Phases
 
 from cprop_lab.compare import compare, verdict
 from cprop_lab.results import Store, identify
@@ -77,7 +79,10 @@ def test_seeds_that_did_not_learn_are_left_out(make):
     ours = [make(PLAIN.but(optimizer="cprop-sgd", seed=i), [9, 6, 3, 3, 3]) for i in range(3)]
     assert Pair(plain, ours).shares("iterations") == [0.5]
     assert Pair(plain[:1], ours[:1]).shares("iterations") == []
-    assert "nothing to compare with" in verdict("CProp(SGD)", Pair(plain[:1], ours[:1]))
+    said = verdict("CProp(SGD)", Pair(plain[:1], ours[:1]))
+    assert said.headline == "SGD + CProp: nothing to compare with, because SGD did not learn at learning rate 0.1."
+    assert [row[0] for row in said.rows] == ["final training loss", "final test loss"]
+    assert "Two seeds left out: the run without CProp did not learn." in verdict("CProp(SGD)", Pair(plain, ours)).notes
     assert outcome(Pair(plain[:1], ours[:1]), "iterations") == "1 of 1 did not learn without CProp"
     assert outcome(Pair(plain, ours), "iterations") == "0.50, 2 of 3 did not learn without CProp"
 
@@ -103,46 +108,109 @@ SLOW, FAST = [9, 9, 9, 6, 3], [9, 6, 3, 3, 3]
 NEVER = [9, 9, 9, 9, 9]
 
 
+def headline(pair):
+    return verdict("CProp(SGD)", pair).headline
+
+
 def test_a_verdict_that_helps(make):
-    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW, SLOW], [FAST, FAST, FAST]))
-    assert said == (
-        "CProp(SGD) helps: at learning rate 0.1 and over 3 seeds, to the training loss at which SGD ends it saves 50% "
-        "of the iterations (95 % interval 50% to 50%), and saves 0% of the time (95 % interval 0% to 0%) on this "
-        "machine. At the end, test loss is 4 with CProp and 7 without; where CProp comes to the training loss of the "
-        "one without, it is 7."
+    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW, SLOW], [FAST, FAST, FAST], pace=0.01))
+    assert said.headline == (
+        "SGD + CProp helps: it reaches SGD's final training loss in 50 % fewer iterations (95 % interval 50 to 50 %, "
+        "three seeds) and 50 % less time (50 to 50 %)."
     )
+    assert said.heads == ["", "SGD", "CProp(SGD)", "change"]
+    assert said.rows == [
+        ["iterations to that loss", "400", "200", "50 % fewer (50 to 50 %)"],
+        ["seconds to that loss", "4.00", "2.00", "50 % less (50 to 50 %)"],
+        ["final training loss", "6.00", "3.00", ""],
+        ["final test loss", "7.00", "4.00", ""],
+        ["test loss at that loss", "7.00", "7.00", ""],
+    ]
 
 
 def test_a_verdict_that_the_clock_spoils(make):
     said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW, SLOW], [FAST, FAST, FAST], pace=0.03, accuracy=0.9))
-    assert said.startswith("CProp(SGD) helps in iterations and not in time: ")
-    assert "saves 50% of the iterations" in said
-    assert "takes 50% more time (95 % interval 50% to 50%)" in said
-    assert said.count("90 %") == 3  # what is measured as a part is said in percent
+    assert said.headline == (
+        "SGD + CProp helps in iterations, costs time: it reaches SGD's final training loss in 50 % fewer iterations "
+        "(95 % interval 50 to 50 %, three seeds) but 50 % more time (50 to 50 %)."
+    )
+    assert said.rows[-2:] == [
+        ["final test accuracy", "90.0 %", "90.0 %", ""],
+        ["test accuracy at that loss", "90.0 %", "90.0 %", ""],
+    ]
+    said = headline(pair(make, [SLOW, SLOW, SLOW], [FAST, FAST, FAST], pace=0.02))
+    assert said.startswith("SGD + CProp helps in iterations: ")
+    assert said.endswith("with no clear difference in time.")
 
 
 def test_a_verdict_that_does_not(make):
-    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW], [NEVER, NEVER]))
-    assert said.startswith(
-        "CProp(SGD) does not help: at learning rate 0.1, 2 of 2 seeds never came to the training loss at which SGD end"
+    missed = pair(make, [SLOW, SLOW], [NEVER, NEVER])
+    assert headline(missed) == (
+        "SGD + CProp does not help: it never reaches SGD's final training loss (two seeds). "
+        "Final loss 9.00, target 6.00."
     )
-    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW], [FAST, NEVER]))
-    assert said.startswith("CProp(SGD) cannot be relied on: at learning rate 0.1, 1 of 2 seeds never came to")
-    assert said.endswith("without.")  # and nothing of where both are equally far: one seed never is
+    assert verdict("CProp(SGD)", missed).rows[0][2:] == ["not reached", ""]
+    some = pair(make, [SLOW, SLOW], [FAST, NEVER])
+    assert headline(some) == (
+        "SGD + CProp is not reliable: only one of two seeds reached SGD's final training loss. "
+        "Final loss 9.00, target 6.00."
+    )
+    assert verdict("CProp(SGD)", some).rows[0][2:] == ["200 (reached by 1 of 2)", ""]
+    assert "at that loss" not in verdict("CProp(SGD)", some).rows[-1][0]  # one seed never gets there
     slower = [[9, 9, 9, 9, 9, 6, 3]] * 2
-    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW], slower))
-    assert "does not help: at learning rate 0.1 and over 2 seeds, to" in said
-    assert "it takes 50% more iterations" in said
+    assert headline(pair(make, [SLOW, SLOW], slower)) == (
+        "SGD + CProp does not help: it reaches SGD's final training loss in 50 % more iterations (95 % interval 50 to "
+        "50 %, two seeds) and 3 times as much time (3 to 3 times)."
+    )
 
 
 def test_a_verdict_that_chance_allows_no_more_of(make):
-    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW], [FAST, [9, 9, 9, 6, 3]]))
-    # Shares 0.5 and 1: the mean is 0.75, and with two seeds the interval is 12.7 standard errors wide.
-    assert "makes no clear difference" in said
-    assert "(95 % interval -293% to 343%)" in said
-    said = verdict("CProp(SGD)", pair(make, [SLOW], [FAST]))
-    assert "may help" in said
-    assert "With one seed there is no telling" in said
+    said = verdict("CProp(SGD)", pair(make, [SLOW, SLOW], [FAST, SLOW]))
+    # Ratios 0.5 and 1: their logarithms' mean is log(0.5) / 2, and with two seeds the margin is 12.7 standard errors,
+    # which are log(2) / 2. A linear interval would be -293 % to 343 % saved.
+    low, high = (math.exp((sign * 12.706 - 1) * math.log(2) / 2) for sign in (-1, 1))
+    assert said.headline == (
+        "SGD + CProp makes no clear difference: it reaches SGD's final training loss in 29 % fewer iterations "
+        f"(95 % interval {100 * (1 - low):.1f} % fewer to {high:.3g} times as many, two seeds)."
+    )
+    assert said.notes[0] == "Two seeds cannot tell a difference from chance; use at least three (--seeds 3)."
+    said = verdict("CProp(SGD)", pair(make, [SLOW], [FAST], pace=0.005))
+    assert said.headline == (
+        "SGD + CProp may help: it reaches SGD's final training loss in 50 % fewer iterations (one seed) and 75 % less "
+        "time."
+    )
+    assert said.notes[0] == "One seed cannot tell a difference from chance; use at least three (--seeds 3)."
+
+
+def test_nothing_is_saved_more_than_wholly(make):
+    """However few and far apart the seeds are: intervals on a log scale, at most three digits."""
+    hardly = pair(make, [SLOW, SLOW], [FAST, [9, 0, 0, 0, 0]], pace=1e-7)
+    said = verdict("CProp(SGD)", hardly)
+    percents = [float(number) for row in said.rows[:2] for number in re.findall(r"([\d.]+) %", row[3])]
+    assert percents
+    assert all(percent < 100 for percent in percents)
+    assert not re.search(r"-\d", said.headline)
+
+
+def test_runs_that_are_alike_make_no_difference(make):
+    said = verdict("CProp(SGD)", pair(make, [SLOW] * 3, [SLOW] * 3, pace=0.01))
+    assert said.headline == (
+        "SGD + CProp makes no clear difference: it reaches SGD's final training loss in as many iterations "
+        "(three seeds)."
+    )
+    assert said.rows[0] == ["iterations to that loss", "400", "400", "as many"]
+
+
+def test_runs_shorter_than_the_horizon_are_noted(make):
+    note = (
+        "Runs of 400 iterations are shorter than CProp's horizon of 1/(1 - beta) = 1,000 steps, so its averages have "
+        "not settled; train for longer."
+    )
+    short = pair(make, [SLOW] * 3, [FAST] * 3)
+    assert verdict("CProp(SGD)", short).notes == [note]
+    quicker = PLAIN.but(optimizer="cprop-sgd", settings={"cprop_beta": 0.99})
+    enough = Pair(short.plain, [make(quicker.but(seed=i), FAST) for i in range(3)])
+    assert verdict("CProp(SGD), beta = 0.99", enough).notes == []
 
 
 def test_a_run_that_got_there_and_diverged_did_not_get_there(make):
@@ -150,10 +218,12 @@ def test_a_run_that_got_there_and_diverged_did_not_get_there(make):
     blown = [make(PLAIN.but(optimizer="cprop-sgd", seed=i), [*FAST, math.nan], status="diverged") for i in range(2)]
     assert Pair(plain, blown).shares("iterations") == [math.inf, math.inf]
     said = verdict("CProp(SGD)", Pair(plain, blown))
-    assert said.startswith("CProp(SGD) does not help")
-    assert said.endswith("test loss is lost (diverged) with CProp and 7 without.")
+    assert said.headline == (
+        "SGD + CProp does not help: it never reaches SGD's final training loss (two seeds). Two runs diverged."
+    )
+    assert said.rows[-1] == ["final test loss", "7.00", "diverged", ""]
     one = Pair(plain, [blown[0], make(PLAIN.but(optimizer="cprop-sgd", seed=1), FAST)])
-    assert "1 of 2 seeds never came to" in verdict("CProp(SGD)", one)
+    assert headline(one).endswith("only one of two seeds reached SGD's final training loss. One run diverged.")
 
 
 def test_a_spread():
@@ -165,9 +235,9 @@ def test_a_spread():
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("cprop-adam", "cprop-adam has CProp already: name the optimizer alone"),
-        ("schedule-free-adamw", "CProp cannot be put around schedule-free-adamw"),
-        ("adan", "no optimizer is called 'adan'"),
+        ("cprop-adam", "cprop-adam already includes CProp: name the plain optimizer"),
+        ("schedule-free-adamw", "CProp cannot wrap schedule-free-adamw"),
+        ("adan", "unknown optimizer 'adan'"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused_before_anything_runs(base, message):
@@ -185,7 +255,11 @@ def test_a_comparison_selects_and_runs_both(make):
             for s in specifications
         ]
 
-    found = compare(PLAIN, ["sgd"], run, seeds=2, selection_iterations=50)
+    told = Phases()
+    found = compare(PLAIN, ["sgd"], run, seeds=2, selection_iterations=50, progress=told)
+    # Of about three rounds, the first has two more rates to come with two seeds; then two optimizers with two seeds.
+    assert told[0] == ("selecting learning rates, round 1 of about 3", 2 * 2 * 50 + 2 * 2 * 400)
+    assert told[-1] == ("comparing without and with CProp", 0)
     assert found.selections["sgd"].lr == pytest.approx(0.3)
     assert {s.iterations for s in asked[0]} == {50}
     assert [(s.optimizer, s.lr, s.seed, s.iterations) for s in asked[-1]] == [

@@ -10,6 +10,7 @@ from cprop.moments import PREFIX
 from cprop_lab import learning_rate, optimizers, scoreboard
 from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset
+from cprop_lab.progress import SILENT, Progress
 from cprop_lab.results import Run, identify
 from cprop_lab.specification import Setting, Specification
 from cprop_lab.targets import facet
@@ -22,15 +23,15 @@ RunAll = Callable[[list[Specification]], list[Run]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A curve of a figure: a run without its seed, its length and its learning rate.
+    """A curve of a figure: a run without its seed, length and learning rate.
 
     Args:
         workload: what is trained.
-        optimizer: by what, as the command line names it.
-        batch_size: of its steps.
-        settings: of the optimizer, beside its defaults.
+        optimizer: its name on the command line.
+        batch_size: examples per step.
+        settings: of the optimizer, besides its defaults.
         options: of the workload.
-        places: how many places of the grid its learning rate lies above the selected one, or below.
+        places: how many places of the grid its learning rate lies above the selected one; negative if below.
     """
 
     workload: str
@@ -48,27 +49,27 @@ class Variant:
     def base(self) -> str:
         """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3).
 
-        Nor are averaged weights, which no step depends on.
+        Nor are averaged weights, on which no step depends.
         """
         return str(optimizers.parse(self.optimizer)._replace(cprop=False, ema=False))
 
     def setting(self) -> Variant:
-        """What a learning rate is selected for: the same whatever CProp does with it, and however steps are run."""
+        """What a learning rate is selected for, whatever CProp's settings are and however steps are executed."""
         settings = {
             name: value for name, value in self.settings.items() if name != "fused" and not name.startswith(PREFIX)
         }
         return Variant(self.workload, self.base, self.batch_size, settings, self.options)
 
     def guess(self) -> float:
-        """The paper's learning rate, or where to begin to look for one."""
+        """The paper's learning rate, or where the search for one starts."""
         return rates.rate(self.workload, optimizers.parse(self.optimizer).base, self.batch_size)
 
     def rate(self, selected: float) -> float:
-        """Its learning rate, given the one that was selected for its setting."""
+        """Its learning rate, given the one selected for its setting."""
         return learning_rate.grid(selected, self.places)
 
     def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
-        """The run that this is at some length."""
+        """Its run at a preset's length."""
         length = preset.lengths[self.workload]
         settings = dict(self.settings)
         if optimizers.parse(self.optimizer).base == "adabound":
@@ -90,7 +91,7 @@ class Variant:
         return learning_rate.shortened(whole, length.selection) if selecting else whole
 
     def timing(self, preset: Preset, lr: float, seed: int = 0) -> Specification:
-        """A short run that tells the seconds of a step."""
+        """A short run that measures the seconds per step."""
         return scoreboard.timing(self.specification(preset, lr, seed), preset.lengths[self.workload].selection // 5)
 
 
@@ -102,7 +103,7 @@ class Experiment:
         name: on the command line.
         title: of the figure.
         figure: the paper's.
-        claim: what the paper says it shows, in its words; or why there is no such claim.
+        claim: what the figure shows according to the paper, in its words; or why there is no such claim.
         variants: its curves.
         kind: how it is drawn.
         panels: which columns of the curves are drawn.
@@ -117,16 +118,16 @@ class Experiment:
     panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale")
 
     def only(self, bases: Iterable[str]) -> Experiment:
-        """The same with some of its optimizers; CProp around them stays.
+        """The same experiment with some of its optimizers, each without and with CProp.
 
         Raises:
-            ValueError: if it has none of them.
+            ValueError: if it lacks one of them.
         """
         wanted = set(bases)
         kept = [variant for variant in self.variants if variant.base in wanted]
         if missing := wanted - {variant.base for variant in kept}:
             has = ", ".join(dict.fromkeys(variant.base for variant in self.variants))
-            raise ValueError(f"{self.name} has no {', '.join(sorted(missing))}: it has {has}")
+            raise ValueError(f"{self.name} does not include {', '.join(sorted(missing))}: choose from {has}")
         return replace(self, variants=kept)
 
     def run(
@@ -135,21 +136,23 @@ class Experiment:
         run: RunAll,
         select: bool | None = None,
         begun: Callable[[dict[str, Any], list[Specification]], object] | None = None,
+        progress: Progress = SILENT,
     ) -> dict[str, Any]:
-        """Run it, and say what it consists of.
+        """Run it, and return what it consists of.
 
         Args:
-            preset: how long.
+            preset: how long to run.
             run: runs a set of runs.
-            select: whether learning rates are selected; by default as the preset has it.
-            begun: is told what it consists of as soon as that is known, which may be hours before its end.
+            select: whether learning rates are selected; by default what the preset says.
+            begun: called with what it consists of as soon as that is known, which may be hours before its end.
+            progress: told which phase follows.
 
         Returns:
-            What is kept of it: its runs' identities, and what a reader should know.
+            What is stored about it: the identities of its runs, and what a reader should know.
         """
         settings = {variant.setting(): variant.guess() for variant in self.variants}
         if self.kind == "learning-rates" or (preset.select if select is None else select):
-            selections = self.select(preset, run)
+            selections = self.select(preset, run, progress)
             settings = {setting: selections[setting].lr for setting in settings}
         about = self._about(preset, settings)
         timings: list[Run] = []
@@ -159,20 +162,24 @@ class Experiment:
             specifications = self.specifications(preset, settings)
             if begun is not None:
                 begun(about, specifications)
+            progress.phase("running the experiment", sum(one.iterations for one in self._timings(preset, settings)))
             runs = run(specifications)
         if self.kind == "scoreboard":
-            turns = range(scoreboard.TIMINGS)
-            timings = run(
-                [v.timing(preset, v.rate(settings[v.setting()]), turn) for turn in turns for v in self.variants]
-            )
+            progress.phase("timing steps")
+            timings = run(self._timings(preset, settings))
         return {
             **about,
             "runs": [identify(one.specification) for one in runs],
             "timings": [identify(one.specification) for one in timings],
         }
 
+    def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """The short runs of a scoreboard that time its steps, in turn; none of other experiments."""
+        turns = range(scoreboard.TIMINGS if self.kind == "scoreboard" else 0)
+        return [v.timing(preset, v.rate(lrs[v.setting()]), turn) for turn in turns for v in self.variants]
+
     def _about(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
-        """What a reader should know, beside its runs."""
+        """What a reader should know, besides its runs."""
         return {
             "experiment": self.name,
             "title": self.title,
@@ -188,15 +195,21 @@ class Experiment:
         }
 
     def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
-        """Its runs, at the learning rates given by setting, or else the paper's."""
+        """Its runs at the learning rates given for each setting, or else at the paper's."""
         return [
             variant.specification(preset, variant.rate(lrs.get(variant.setting(), variant.guess())), seed)
             for variant in self.variants
             for seed in range(preset.seeds)
         ]
 
-    def select(self, preset: Preset, run: RunAll) -> dict[Variant, learning_rate.Selection]:
+    def select(
+        self, preset: Preset, run: RunAll, progress: Progress = SILENT
+    ) -> dict[Variant, learning_rate.Selection]:
         """Select the learning rates of its plain optimizers."""
+        lrs = {variant.setting(): variant.guess() for variant in self.variants}
+        whole = (
+            [] if self.kind == "learning-rates" else [*self.specifications(preset, lrs), *self._timings(preset, lrs)]
+        )
         settings = {variant.setting() for variant in self.variants}
         ordered = sorted(settings, key=lambda s: (s.workload, s.base, s.batch_size, str(s.options)))
         found = learning_rate.select(
@@ -204,6 +217,8 @@ class Experiment:
             run,
             {str(i): s.guess() for i, s in enumerate(ordered)},
             range(preset.seeds),
+            progress,
+            later=sum(one.iterations for one in whole),
         )
         return {s: found[str(i)] for i, s in enumerate(ordered)}
 

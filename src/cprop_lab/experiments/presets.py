@@ -1,4 +1,4 @@
-"""How long experiments run: as the paper's, as two cores allow, or just to see that all works."""
+"""How long experiments run: as in the paper, as two cores allow, or just long enough to check that everything works."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["PRESETS", "Length", "Preset"]
 
 @dataclass(frozen=True)
 class Length:
-    """Of one run.
+    """The length of one run.
 
     Args:
-        iterations: steps.
-        evaluations: rows of the curves.
-        examples: looked at in an evaluation, of the training and of the test data; for a text, windows of 35 words.
-        selection: steps of a run that serves to select a learning rate.
+        iterations: number of steps.
+        evaluations: number of rows of the curves.
+        examples: per evaluation, of the training and of the test data; for a text, windows of 35 words.
+        selection: steps of the runs that select a learning rate.
         precision: of the network; optimizers always compute in float32.
     """
 
@@ -33,13 +33,13 @@ class Length:
 
 @dataclass(frozen=True)
 class Preset:
-    """A length for every workload, and how many seeds.
+    """A length for every workload, and the number of seeds.
 
     Args:
-        name: as it is called on the command line.
-        about: in a line.
-        seeds: how many.
-        select: whether learning rates are selected, or the paper's are taken.
+        name: on the command line.
+        about: a description of one line.
+        seeds: number of seeds.
+        select: whether learning rates are selected; otherwise the paper's are used.
         lengths: by workload.
     """
 
@@ -50,7 +50,7 @@ class Preset:
     lengths: Mapping[str, Length]
 
     def shorter(self, workload: str, selecting: bool) -> bool:
-        """Whether its runs fall short of the paper's programme."""
+        """Whether its runs are shorter or fewer than the paper's."""
         ours, theirs = self.lengths[workload], PAPER.lengths[workload]
         cut = ours.selection < theirs.selection if selecting else ours.iterations < theirs.iterations
         return cut or self.seeds < PAPER.seeds
@@ -59,7 +59,7 @@ class Preset:
 # The paper's text does not say how long its runs were (only its figures' axes did). These lengths are our choice.
 PAPER: Final = Preset(
     "paper",
-    "the paper's programme: three seeds, its learning rates; for GPUs",
+    "as in the paper: three seeds and its learning rates; for GPUs",
     seeds=3,
     select=False,
     lengths={
@@ -77,7 +77,7 @@ PAPER: Final = Preset(
 
 REDUCED: Final = Preset(
     "reduced",
-    "what two cores can do: hours; learning rates selected by the lab",
+    "hours on two cores; learning rates selected by the laboratory",
     seeds=3,
     select=True,
     lengths={
@@ -94,7 +94,7 @@ REDUCED: Final = Preset(
 
 SMOKE: Final = Preset(
     "smoke",
-    "minutes: that all works, and what it looks like; says nothing about CProp",
+    "minutes; checks that everything works and shows what it looks like, but says nothing about CProp",
     seeds=2,
     select=False,
     lengths={

@@ -1,4 +1,4 @@
-"""The learning rates that the paper chose (appendix E), which are also where our own searches begin."""
+"""The learning rates the paper chose (appendix E), which are also where our own searches start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPER: Final[Mapping[str, Mapping[str, float]]] = {
 
 
 def rate(workload: str, base: str, batch_size: int = 32) -> float:
-    """The paper's learning rate of an optimizer, or a guess where it has none.
+    """The paper's learning rate for an optimizer, or a guess where the paper has none.
 
     "AMSGrad shares Adam's learning rate. AdaBound shares the start learning rate with Adam." With smaller batches SGD's
     rate falls in proportion, and Adam's was selected anew (figure 22).
