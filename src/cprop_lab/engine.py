@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from uuid import uuid4
 
 import torch
 
-from cprop_lab import optimizers
+from cprop_lab import optimizers, workloads
 from cprop_lab.progress import Progress
 from cprop_lab.results import Run, Store, identify
 from cprop_lab.specification import Specification
@@ -32,6 +33,23 @@ __all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
 # Every step allocates the same large tensors again. Left to itself, glibc gives those above 32 MB back to the system
 # each time, and a CPU spends a tenth of a large network's training on faulting them in page by page.
 ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
+
+# Read by Ray when it is imported: no calls home, no tables of Tune's beside ours, and a trial stays in the folder where
+# it was started.
+TUNE: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+
+
+def alone() -> dict[str, str]:
+    """For a Ray on this machine: it listens on the loopback interface, and answers only to those who know its token.
+
+    By default Ray listens on all interfaces. The switch that keeps it to this machine is named after the systems where
+    it is the default; ``_node_ip_address`` changes which address a node announces, not where it listens.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 class SweepInterruptedError(Exception):
@@ -82,7 +100,7 @@ class Engine:
         """
         wanted = self.identified(specifications)
         finished = self.store.finished()
-        missing = [specification for name, specification in wanted.items() if name not in finished]
+        missing = {name: specification for name, specification in wanted.items() if name not in finished}
         self.progress.begin(list(wanted.values()), len(wanted) - len(missing))
         try:
             if missing:
@@ -98,11 +116,11 @@ class Engine:
         asked = map(optimizers.eager, specifications) if self.eager else specifications
         return {identify(specification): specification for specification in asked}
 
-    def _in_process(self, missing: Sequence[Specification]) -> None:
+    def _in_process(self, missing: Mapping[str, Specification]) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.cpus)
         try:
-            for specification in missing:
+            for specification in missing.values():
                 train(
                     specification,
                     self.store,
@@ -113,12 +131,9 @@ class Engine:
         finally:
             torch.set_num_threads(threads)
 
-    def _on_ray(self, missing: Sequence[Specification]) -> None:
-        # Read by Ray when it is imported: no calls home, no tables of Tune's beside ours, and a trial stays in the
-        # folder it was started in.
-        os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    def _on_ray(self, missing: Mapping[str, Specification]) -> None:
+        for name, value in (TUNE if self.address else TUNE | alone()).items():
+            os.environ.setdefault(name, value)
         try:
             import ray
             from ray import tune
@@ -133,9 +148,12 @@ class Engine:
         watch = Watch(self.progress)
         with self._notes() as notes:
             tune.Tuner(
-                tune.with_resources(trial, {"cpu": self.cpus, "gpu": self.gpus}),
+                tune.with_resources(
+                    tune.with_parameters(trial, sources=workloads.sources(run.workload for run in missing.values())),
+                    {"cpu": self.cpus, "gpu": self.gpus},
+                ),
                 param_space={
-                    "run": tune.grid_search([specification.to_json() for specification in missing]),
+                    "run": tune.grid_search([(name, run.to_json()) for name, run in missing.items()]),
                     "store": self.store.address,
                     "checkpoint_seconds": self.checkpoint_seconds,
                     "cpus": self.cpus,
@@ -149,8 +167,7 @@ class Engine:
                     verbose=0,
                 ),
             ).fit()
-        finished = self.store.finished()
-        left = [specification for specification in missing if identify(specification) not in finished]
+        left = set(missing) - self.store.finished()
         if left and watch.errors:
             first, message = next(iter(watch.errors.items()))
             raise RunsFailedError(

@@ -9,16 +9,29 @@ import torch
 from ray import tune
 
 from cprop_lab.progress import Progress
-from cprop_lab.results import Row, Store
+from cprop_lab.results import Row, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import train
+from cprop_lab.workloads.source import Module, adopt
 
 
-def trial(config: dict[str, Any]) -> None:
-    """A run, in a process of its own that Tune may kill, lose or use again."""
+def trial(config: dict[str, Any], sources: dict[str, dict[str, Module]]) -> None:
+    """A run, in a process of its own that Tune may kill, lose or use again.
+
+    Raises:
+        RuntimeError: if this process would run other code than the driver has named the run by.
+    """
+    name, text = config["run"]
+    specification = Specification.from_json(text)
+    adopt(sources)
+    if (here := identify(specification)) != name:
+        raise RuntimeError(
+            f"run {name} would be run {here} on this node, which has another version of cprop-lab than the driver: "
+            "install the same on all"
+        )
     torch.set_num_threads(config["cpus"])
     train(
-        Specification.from_json(config["run"]),
+        specification,
         Store(config["store"]),
         # Rows go to the store; Tune hears of the few numbers that the table shows.
         lambda row: tune.report({"step": row["step"], "train_loss": row["train_loss"], "seconds": row["seconds"]}),
@@ -39,7 +52,8 @@ class Watch(tune.Callback):
 
     @staticmethod
     def _specification(trial: Any) -> Specification:
-        return Specification.from_json(trial.config["run"])
+        _, text = trial.config["run"]
+        return Specification.from_json(text)
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Row, **info: Any) -> None:
         """A row."""

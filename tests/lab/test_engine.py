@@ -53,29 +53,33 @@ def started(folder):
             driver.kill()
 
 
-def trial_processes(driver):
-    """The processes of Ray below a driver that run a trial: Ray names them after the actor's class."""
-    found = []
-    for entry in Path("/proc").iterdir():
+def below(process):
+    """A process and all that it has started, directly or not."""
+    children = {}
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except (OSError, ValueError):
+            status = (entry / "stat").read_text()
+        except OSError:  # it has ended
             continue
-        if name.startswith("ray::") and "ImplicitFunc" in name and is_below(entry.name, driver):
-            found.append(int(entry.name))
+        children.setdefault(int(status.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
     return found
 
 
-def is_below(process, ancestor):
-    while process not in ("0", "1", ""):
-        if int(process) == ancestor:
-            return True
-        try:
-            status = Path(f"/proc/{process}/stat").read_text()
-        except OSError:
-            return False
-        process = status.rpartition(")")[2].split()[1]
-    return False
+def command(process):
+    """What a process was started with, or has named itself."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+def trial_processes(driver):
+    """The processes of Ray below a driver that run a trial: Ray names them after the actor's class."""
+    names = {process: command(process) for process in below(driver)}
+    return [process for process, name in names.items() if name.startswith("ray::") and "ImplicitFunc" in name]
 
 
 def wait_for(condition, seconds, driver):

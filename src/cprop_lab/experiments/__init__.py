@@ -10,7 +10,7 @@ from cprop.moments import PREFIX
 from cprop_lab import learning_rate, optimizers, scoreboard
 from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset
-from cprop_lab.results import Run, identify
+from cprop_lab.results import Run
 from cprop_lab.specification import Setting, Specification
 from cprop_lab.targets import facet
 
@@ -167,8 +167,8 @@ class Experiment:
             )
         return {
             **about,
-            "runs": [identify(one.specification) for one in runs],
-            "timings": [identify(one.specification) for one in timings],
+            "runs": [one.identity for one in runs],
+            "timings": [one.identity for one in timings],
         }
 
     def _about(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
