@@ -127,6 +127,18 @@ def _engine(
     return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
 
 
+def _filled(storage: str) -> Any:
+    """A store to read from."""
+    from cprop_lab.results import Store
+
+    store = Store(storage)
+    if not store.finished() and not store.experiments():
+        raise ValueError(
+            f"{storage} holds no results: give --storage a folder that has some, or run an experiment first"
+        )
+    return store
+
+
 def _command() -> str:
     """This command, as it can be given again; folders of this machine are left out of what is kept."""
     words: list[str] = []
@@ -243,10 +255,8 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="Where the pictures go; by default figures/ in the storage.")] = None,
 ) -> None:
     """Draw the figures of experiments that ran, from what is stored alone."""
-    from cprop_lab.results import Store
-
     with plain_errors():
-        store = Store(storage)
+        store = _filled(storage)
         names = [name for name, about in store.experiments().items() if experiment in (None, about["experiment"], name)]
         if not names:
             raise ValueError(f"{storage} holds no experiment {experiment or ''}: run one first, see 'cprop-lab list'")
@@ -261,10 +271,9 @@ def report(
 ) -> None:
     """Write one self-contained page on all experiments that ran: figures, times to target, how each run was made."""
     from cprop_lab import report as page
-    from cprop_lab.results import Store
 
     with plain_errors():
-        page.write(Store(storage), out)
+        page.write(_filled(storage), out)
     console.print(f"Written: {out}", highlight=False, soft_wrap=True)
 
 
@@ -294,7 +303,7 @@ def compare(
 ) -> None:
     """Does CProp help my training? Select learning rates, compare with and without CProp, and say so in plain words."""
     from cprop_lab import compare as comparing
-    from cprop_lab import figures, workloads
+    from cprop_lab import figures
     from cprop_lab.results import METRICS, measured
     from cprop_lab.specification import Specification
 
@@ -308,7 +317,6 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
-        workloads.build(task, {})  # before anything is started: a mistake in it should be told at once
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         found = comparing.compare(specification, optimizers.split(","), engine.run, seeds, selection_iterations)
         told = any(measured(found.runs, metric) for metric in METRICS)
@@ -377,10 +385,9 @@ def export(
     storage: Storage = "results",
 ) -> None:
     """Send the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
-    from cprop_lab.results import Store
     from cprop_lab.sinks import export as send
 
     with plain_errors():
-        runs = Store(storage).runs()
+        runs = _filled(storage).runs()
         send(runs, to.value, target)
     console.print(f"{len(runs)} runs sent to {to.value}.")

@@ -12,9 +12,10 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -22,10 +23,12 @@ from uuid import uuid4
 import torch
 
 from cprop_lab import optimizers, workloads
+from cprop_lab.check import check, trimmed
 from cprop_lab.progress import Progress
 from cprop_lab.results import Run, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import CHECKPOINT_SECONDS, train
+from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
 __all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
@@ -60,6 +63,14 @@ class RunsFailedError(RuntimeError):
     """Some runs failed for good; the others are finished."""
 
 
+def _failed(errors: Mapping[Specification, str], of: Sized) -> RunsFailedError:
+    """One error for all: runs of one task mostly fail alike."""
+    first, message = next(iter(errors.items()))
+    return RunsFailedError(
+        f"{len(errors)} of {len(of)} runs failed; the first, {first.workload} with {first.optimizer}: {message}"
+    )
+
+
 @dataclass
 class Engine:
     """Runs that are not finished yet are run, and all of them come back.
@@ -70,7 +81,7 @@ class Engine:
         address: of a Ray cluster; without one, Ray is started on this machine.
         cpus: that a run has; as many runs go on at once as there is room for.
         gpus: that a run has, or a part of one.
-        retries: how often a run that was killed or failed is started again.
+        retries: how often a run that was killed is started again; one that raised an exception is not.
         checkpoint_seconds: how much of a run's work a kill may cost.
         eager: whether optimizers do without compiled steps.
         progress: told how far it is.
@@ -90,19 +101,22 @@ class Engine:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     eager: bool = False
     progress: Progress = field(default_factory=Progress)
+    _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
         """Run what is not finished, and give back all, in the order asked for.
 
         Raises:
             SweepInterruptedError: if the user stopped it.
-            RunsFailedError: if a run failed more often than it may.
+            TaskError: if a task would fail in its first step; before anything is started.
+            RunsFailedError: if a run raised an exception, or was killed more often than it may be.
         """
         wanted = self.identified(specifications)
         finished = self.store.finished()
         missing = {name: specification for name, specification in wanted.items() if name not in finished}
-        self.progress.begin(list(wanted.values()), len(wanted) - len(missing))
         try:
+            self._check(missing.values())
+            self.progress.begin(list(wanted.values()), len(wanted) - len(missing))
             if missing:
                 (self._on_ray if self.executor == "ray" else self._in_process)(missing)
         except KeyboardInterrupt:
@@ -116,17 +130,23 @@ class Engine:
         asked = map(optimizers.eager, specifications) if self.eager else specifications
         return {identify(specification): specification for specification in asked}
 
+    def _check(self, specifications: Iterable[Specification]) -> None:
+        """Try each task once; on a cluster only a user's own, for its data need not be where the driver is."""
+        device = torch.device("cpu") if self.executor == "ray" and not self.gpus else None
+        for small in dict.fromkeys(map(trimmed, specifications)):
+            if small not in self._checked and not (self.address and small.workload in workloads.WORKLOADS):
+                check(small, device)
+                self._checked.add(small)
+
     def _in_process(self, missing: Mapping[str, Specification]) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.cpus)
         try:
             for specification in missing.values():
-                train(
-                    specification,
-                    self.store,
-                    lambda row, specification=specification: self.progress.row(specification, row),  # type: ignore[misc]
-                    self.checkpoint_seconds,
-                )
+                try:
+                    train(specification, self.store, partial(self.progress.row, specification), self.checkpoint_seconds)
+                except Exception as error:
+                    raise _failed({specification: source.told(error)}, missing) from error
                 self.progress.ended(specification)
         finally:
             torch.set_num_threads(threads)
@@ -145,37 +165,37 @@ class Engine:
 
         if not ray.is_initialized():
             self._start(ray)
+        sources = workloads.sources(run.workload for run in missing.values())
+        resources = {"cpu": self.cpus, "gpu": self.gpus}
         watch = Watch(self.progress)
-        with self._notes() as notes:
-            tune.Tuner(
-                tune.with_resources(
-                    tune.with_parameters(trial, sources=workloads.sources(run.workload for run in missing.values())),
-                    {"cpu": self.cpus, "gpu": self.gpus},
-                ),
-                param_space={
-                    "run": tune.grid_search([(name, run.to_json()) for name, run in missing.items()]),
-                    "store": self.store.address,
-                    "checkpoint_seconds": self.checkpoint_seconds,
-                    "cpus": self.cpus,
-                },
-                # A process that has imported torch and mapped the data takes the next run.
-                tune_config=tune.TuneConfig(reuse_actors=True),
-                run_config=tune.RunConfig(
-                    storage_path=notes,
-                    failure_config=tune.FailureConfig(max_failures=self.retries),
-                    callbacks=[watch],
-                    verbose=0,
-                ),
-            ).fit()
-        left = set(missing) - self.store.finished()
-        if left and watch.errors:
-            first, message = next(iter(watch.errors.items()))
-            raise RunsFailedError(
-                f"{len(watch.errors)} of {len(missing)} runs failed {self.retries + 1} times; the first, "
-                f"{first.workload} with {first.optimizer}: {message}"
-            )
-        if left:
-            raise SweepInterruptedError
+        runs = dict(missing)
+        for again in range(self.retries + 1):
+            if again:
+                # Tune does not retry a run whose process was killed between another run and this one.
+                lost = watch.lost()
+                runs = {name: run for name, run in runs.items() if run in lost}
+            if not runs:
+                break
+            with self._notes() as notes:
+                tune.Tuner(
+                    tune.with_resources(tune.with_parameters(trial, sources=sources), resources),
+                    param_space={
+                        "run": tune.grid_search([(name, run.to_json()) for name, run in runs.items()]),
+                        "store": self.store.address,
+                        "checkpoint_seconds": self.checkpoint_seconds,
+                        "cpus": self.cpus,
+                    },
+                    # A process that has imported torch and mapped the data takes the next run.
+                    tune_config=tune.TuneConfig(reuse_actors=True),
+                    run_config=tune.RunConfig(
+                        storage_path=notes,
+                        failure_config=tune.FailureConfig(max_failures=self.retries),
+                        callbacks=[watch],
+                        verbose=0,
+                    ),
+                ).fit()
+        if set(missing) - self.store.finished():
+            raise _failed(watch.errors, missing) if watch.errors else SweepInterruptedError
 
     def _start(self, ray: Any) -> None:
         """Start Ray, or reach the cluster; it stays for the next set of runs, and a search has several."""

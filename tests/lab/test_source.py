@@ -10,6 +10,7 @@ import traceback
 import pytest
 
 from cprop_lab import workloads
+from cprop_lab.results import Store
 from cprop_lab.specification import Specification
 from cprop_lab.workloads import source
 
@@ -125,9 +126,9 @@ def test_a_process_that_holds_another_version_refuses(pond):
         source.adopt(old)
 
 
-def test_a_node_that_would_run_other_code_than_the_driver_refuses():
-    from cprop_lab.trial import trial
+def test_a_node_that_would_run_other_code_than_the_driver_refuses(tmp_path):
+    from cprop_lab import trial
 
-    run = Specification("tasks:Blobs", "sgd", lr=0.1)
+    one = Specification("tasks:Blobs", "sgd", lr=0.1)
     with pytest.raises(RuntimeError, match=r"run 0123 would be run \w{16} on this node.*install the same on all"):
-        trial({"run": ("0123", run.to_json())}, workloads.sources([run.workload]))
+        trial.run("0123", one.to_json(), workloads.sources([one.workload]), Store(tmp_path), 1)

@@ -69,6 +69,8 @@ def own(workload: str) -> type[Task]:
         task = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{workload!r} cannot be imported from {here}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{workload!r} cannot be imported: {source.told(error)}") from error
     if not known:
         raise ValueError(f"{workload!r} has no source that could be hashed: put the task into a .py file")
     if not (inspect.isclass(task) and issubclass(task, Task)):

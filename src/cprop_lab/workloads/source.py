@@ -14,6 +14,7 @@ import linecache
 import site
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-__all__ = ["Module", "adopt", "digest", "read"]
+__all__ = ["Module", "adopt", "digest", "own_frames", "read", "told"]
 
 
 class Module(NamedTuple):
@@ -127,6 +128,20 @@ def digest(task: str) -> str:
         return files[task].hexdigest()[:16]
     lines = "".join(f"{name} {files[name].hexdigest()}\n" for name in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an exception went through your own code."""
+    files = {module.file for module in _imported.modules.values()}
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+
+
+def told(error: BaseException) -> str:
+    """An exception with its traceback from your own code on: how the laboratory came there helps nobody."""
+    frames, own = traceback.extract_tb(error.__traceback__), own_frames(error)
+    shown = traceback.format_list(frames[frames.index(own[0]) :]) if own else []
+    text = "".join([*shown, *traceback.format_exception_only(error)]).rstrip()
+    return f"\n{text}" if "\n" in text else text
 
 
 def _know(modules: Mapping[str, Module]) -> None:
