@@ -135,8 +135,13 @@ def _evaluate(task: Task, means: Any) -> str:
         return f"returns a {type(means).__name__}: give a dictionary of {' and '.join(needed)}"
     if missing := [name for name in needed if name not in means]:
         return f"does not return {missing[0]!r}: it returns {', '.join(means) or 'nothing'}"
-    wrong = {name: _scalar(mean) for name, mean in means.items()}
-    return next((f"returns {what} as {name!r}: give a scalar tensor" for name, what in wrong.items() if what), "")
+    for name, mean in means.items():
+        if wrong := _scalar(mean):
+            return f"returns {wrong} as {name!r}: give a scalar tensor"
+    loss = means["loss"]
+    return (
+        "" if loss.isfinite() else f"returns a loss of {loss.item()} for the first batch: look at the data and the loss"
+    )
 
 
 def _scalar(value: Any) -> str:

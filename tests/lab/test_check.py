@@ -50,6 +50,11 @@ def task(tmp_path, monkeypatch):
         (f"evaluate({BATCH})", "return {'loss': batch[0].mean()}", "does not return 'accuracy': it returns loss"),
         (f"evaluate({BATCH})", "return batch[0].mean()", "returns a Tensor: give a dictionary of loss and accuracy"),
         (f"evaluate({BATCH})", "return {'loss': 1.0, 'accuracy': 1.0}", "returns a float as 'loss': give a scalar"),
+        (
+            f"evaluate({BATCH})",
+            "return dict(loss=torch.tensor(torch.nan), accuracy=batch[0][0, 0])",
+            "returns a loss of nan",
+        ),
     ],
 )
 def test_what_a_run_cannot_use(task, method, body, wrong):

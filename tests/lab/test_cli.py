@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 from conftest import PYTHONPATH
@@ -115,7 +114,7 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
         (["run", "nothing"], "no experiment is called 'nothing': see 'cprop-lab list'"),
         (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm has no lion: it has sgd, adam"),
         (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
-        (["compare", "test_cli:Path"], "is no task: derive it from cprop_lab.Task"),
+        (["compare", "test_cli:partial"], "is no task: derive it from cprop_lab.Task"),
         (["compare", "tasks:Blobs", "--optimizers", "adamm"], "no optimizer is called 'adamm'"),
         (["plot"], "results holds no results: give --storage a folder that has some, or run an experiment first"),
         (["report", "--storage", "nowhere"], "nowhere holds no results"),
