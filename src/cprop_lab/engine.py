@@ -136,6 +136,7 @@ class Engine:
         for small in dict.fromkeys(map(trimmed, specifications)):
             if small not in self._checked and not (self.address and small.workload in workloads.WORKLOADS):
                 check(small, device)
+                torch.cuda.empty_cache()  # the runs may need it
                 self._checked.add(small)
 
     def _in_process(self, missing: Mapping[str, Specification]) -> None:
