@@ -133,6 +133,18 @@ def _engine(
     return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
 
 
+def _filled(storage: str) -> Any:
+    """A store to read from."""
+    from cprop_lab.results import Store
+
+    store = Store(storage)
+    if not store.finished() and not store.experiments():
+        raise ValueError(
+            f"{storage} holds no results: give --storage a folder that has some, or run an experiment first"
+        )
+    return store
+
+
 def _command() -> str:
     """This command, to be repeated by others; this machine's folders and addresses are omitted."""
     words: list[str] = []
@@ -256,10 +268,8 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: figures/ in the storage.")] = None,
 ) -> None:
     """Draw the figures of experiments from stored results, without running anything."""
-    from cprop_lab.results import Store
-
     with plain_errors():
-        store = Store(storage)
+        store = _filled(storage)
         names = [name for name, about in store.experiments().items() if experiment in (None, about["experiment"], name)]
         if not names:
             raise ValueError(
@@ -276,10 +286,9 @@ def report(
 ) -> None:
     """Write one self-contained HTML page on all experiments: figures, verdicts, and how each run was made."""
     from cprop_lab import report as page
-    from cprop_lab.results import Store
 
     with plain_errors():
-        page.write(Store(storage), out)
+        page.write(_filled(storage), out)
     console.print(f"Written: {out}", highlight=False, soft_wrap=True)
 
 
@@ -314,7 +323,7 @@ def compare(
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab import compare as comparing
-    from cprop_lab import figures, workloads
+    from cprop_lab import figures
     from cprop_lab.results import METRICS, measured
     from cprop_lab.specification import Specification
 
@@ -328,7 +337,6 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
-        workloads.build(task, {})  # before anything is started, so that a mistake in it is reported at once
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         bases = optimizers.split(",")
         found = comparing.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
@@ -404,10 +412,9 @@ def export(
     storage: Storage = "results",
 ) -> None:
     """Export the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
-    from cprop_lab.results import Store
     from cprop_lab.sinks import export as send
 
     with plain_errors():
-        runs = Store(storage).runs()
+        runs = _filled(storage).runs()
         send(runs, to.value, target)
     console.print(f"Exported {len(runs)} runs to {to.value}.")

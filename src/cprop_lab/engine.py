@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import uuid4
 
 import torch
 
-from cprop_lab import optimizers
+from cprop_lab import optimizers, workloads
+from cprop_lab.check import check, trimmed
 from cprop_lab.progress import Progress
 from cprop_lab.results import Run, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import CHECKPOINT_SECONDS, train
+from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
 __all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
@@ -33,6 +37,23 @@ __all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
 # each time, and a CPU spends a tenth of a large network's training on faulting them in page by page.
 ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 
+# Read by Ray when it is imported: no calls home, no tables of Tune's beside ours, and a trial stays in the folder where
+# it was started.
+TUNE: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+
+
+def alone() -> dict[str, str]:
+    """For a Ray on this machine: it listens on the loopback interface, and answers only to those who know its token.
+
+    By default Ray listens on all interfaces. The switch that keeps it to this machine is named after the systems where
+    it is the default; ``_node_ip_address`` changes which address a node announces, not where it listens.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+
 
 class SweepInterruptedError(Exception):
     """The user stopped it; the same command goes on."""
@@ -40,6 +61,14 @@ class SweepInterruptedError(Exception):
 
 class RunsFailedError(RuntimeError):
     """Some runs failed for good; the others are finished."""
+
+
+def _failed(errors: Mapping[Specification, str], of: Sized) -> RunsFailedError:
+    """One error for all: runs of one task mostly fail alike."""
+    first, message = next(iter(errors.items()))
+    return RunsFailedError(
+        f"{len(errors)} of {len(of)} runs failed; the first, {first.workload} with {first.optimizer}: {message}"
+    )
 
 
 @dataclass
@@ -52,7 +81,7 @@ class Engine:
         address: of a Ray cluster; without one, Ray is started on this machine.
         cpus: that a run has; as many runs go on at once as there is room for.
         gpus: that a run has, or a part of one.
-        retries: how often a run that was killed or failed is started again.
+        retries: how often a run that was killed is started again; one that raised an exception is not.
         checkpoint_seconds: how much of a run's work a kill may cost.
         eager: whether optimizers do without compiled steps.
         progress: told how far it is.
@@ -72,19 +101,22 @@ class Engine:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     eager: bool = False
     progress: Progress = field(default_factory=Progress)
+    _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
         """Run what is not finished, and give back all, in the order asked for.
 
         Raises:
             SweepInterruptedError: if the user stopped it.
-            RunsFailedError: if a run failed more often than it may.
+            TaskError: if a task would fail in its first step; before anything is started.
+            RunsFailedError: if a run raised an exception, or was killed more often than it may be.
         """
         wanted = self.identified(specifications)
         finished = self.store.finished()
-        missing = [specification for name, specification in wanted.items() if name not in finished]
-        self.progress.begin(missing, len(wanted) - len(missing))
+        missing = {name: specification for name, specification in wanted.items() if name not in finished}
         try:
+            self._check(missing.values())
+            self.progress.begin(list(missing.values()), len(wanted) - len(missing))
             if missing:
                 (self._on_ray if self.executor == "ray" else self._in_process)(missing)
         except KeyboardInterrupt:
@@ -98,27 +130,31 @@ class Engine:
         asked = map(optimizers.eager, specifications) if self.eager else specifications
         return {identify(specification): specification for specification in asked}
 
-    def _in_process(self, missing: Sequence[Specification]) -> None:
+    def _check(self, specifications: Iterable[Specification]) -> None:
+        """Try each task once; on a cluster only a user's own, for its data need not be where the driver is."""
+        device = torch.device("cpu") if self.executor == "ray" and not self.gpus else None
+        for small in dict.fromkeys(map(trimmed, specifications)):
+            if small not in self._checked and not (self.address and small.workload in workloads.WORKLOADS):
+                check(small, device)
+                torch.cuda.empty_cache()  # the runs may need it
+                self._checked.add(small)
+
+    def _in_process(self, missing: Mapping[str, Specification]) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.cpus)
         try:
-            for specification in missing:
-                train(
-                    specification,
-                    self.store,
-                    lambda row, specification=specification: self.progress.row(specification, row),  # type: ignore[misc]
-                    self.checkpoint_seconds,
-                )
+            for specification in missing.values():
+                try:
+                    train(specification, self.store, partial(self.progress.row, specification), self.checkpoint_seconds)
+                except Exception as error:
+                    raise _failed({specification: source.told(error)}, missing) from error
                 self.progress.ended(specification)
         finally:
             torch.set_num_threads(threads)
 
-    def _on_ray(self, missing: Sequence[Specification]) -> None:
-        # Read by Ray when it is imported: no calls home, no tables of Tune's beside ours, and a trial stays in the
-        # folder it was started in.
-        os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    def _on_ray(self, missing: Mapping[str, Specification]) -> None:
+        for name, value in (TUNE if self.address else TUNE | alone()).items():
+            os.environ.setdefault(name, value)
         self.progress.waiting("starting Ray" if self.address is None else f"connecting to Ray at {self.address}")
         try:
             import ray
@@ -132,35 +168,37 @@ class Engine:
         if not ray.is_initialized():
             self._start(ray)
         self.progress.waiting()
+        sources = workloads.sources(run.workload for run in missing.values())
+        resources = {"cpu": self.cpus, "gpu": self.gpus}
         watch = Watch(self.progress)
-        with self._notes() as notes:
-            tune.Tuner(
-                tune.with_resources(trial, {"cpu": self.cpus, "gpu": self.gpus}),
-                param_space={
-                    "run": tune.grid_search([specification.to_json() for specification in missing]),
-                    "store": self.store.address,
-                    "checkpoint_seconds": self.checkpoint_seconds,
-                    "cpus": self.cpus,
-                },
-                # A process that has imported torch and mapped the data takes the next run.
-                tune_config=tune.TuneConfig(reuse_actors=True),
-                run_config=tune.RunConfig(
-                    storage_path=notes,
-                    failure_config=tune.FailureConfig(max_failures=self.retries),
-                    callbacks=[watch],
-                    verbose=0,
-                ),
-            ).fit()
-        finished = self.store.finished()
-        left = [specification for specification in missing if identify(specification) not in finished]
-        if left and watch.errors:
-            first, message = next(iter(watch.errors.items()))
-            raise RunsFailedError(
-                f"{len(watch.errors)} of {len(missing)} runs failed {self.retries + 1} times; the first, "
-                f"{first.workload} with {first.optimizer}: {message}"
-            )
-        if left:
-            raise SweepInterruptedError
+        runs = dict(missing)
+        for again in range(self.retries + 1):
+            if again:
+                # Tune does not retry a run whose process was killed between another run and this one.
+                lost = watch.lost()
+                runs = {name: run for name, run in runs.items() if run in lost}
+            if not runs:
+                break
+            with self._notes() as notes:
+                tune.Tuner(
+                    tune.with_resources(tune.with_parameters(trial, sources=sources), resources),
+                    param_space={
+                        "run": tune.grid_search([(name, run.to_json()) for name, run in runs.items()]),
+                        "store": self.store.address,
+                        "checkpoint_seconds": self.checkpoint_seconds,
+                        "cpus": self.cpus,
+                    },
+                    # A process that has imported torch and mapped the data takes the next run.
+                    tune_config=tune.TuneConfig(reuse_actors=True),
+                    run_config=tune.RunConfig(
+                        storage_path=notes,
+                        failure_config=tune.FailureConfig(max_failures=self.retries),
+                        callbacks=[watch],
+                        verbose=0,
+                    ),
+                ).fit()
+        if set(missing) - self.store.finished():
+            raise _failed(watch.errors, missing) if watch.errors else SweepInterruptedError
 
     def _start(self, ray: Any) -> None:
         """Start Ray, or reach the cluster; it stays for the next set of runs, and a search has several."""

@@ -67,9 +67,14 @@ def candidates(guess: float, losses: Mapping[int, float]) -> list[int]:
     if math.isinf(losses[best]):
         following = [min(losses) - 1]
     if any(abs(place) > STAGES for place in following):
+        tried = f"from {grid(guess, min(losses)):g} to {grid(guess, max(losses)):g}"
+        if math.isinf(losses[best]):
+            raise ValueError(
+                f"every learning rate {tried} gave NaN, or a loss that grew tenfold: look at the task's loss"
+            )
+        end = "lower" if best == min(losses) else "upper"
         raise ValueError(
-            f"no best learning rate between {grid(guess, min(losses)):g} and {grid(guess, max(losses)):g}: "
-            "the loss keeps improving towards an end of the range; start from another guess, or check the task's loss"
+            f"no best learning rate {tried}: the loss is lowest at the {end} end of the range; look at the task's loss"
         )
     return following
 

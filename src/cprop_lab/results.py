@@ -111,9 +111,7 @@ class Store:
     def __init__(self, address: str | Path) -> None:
         text = str(address)
         if not urlparse(text).scheme:
-            path = Path(text).expanduser().absolute()
-            path.mkdir(parents=True, exist_ok=True)
-            text = path.as_uri()
+            text = Path(text).expanduser().absolute().as_uri()
         self.address = text
         self._files, self._root = fs.FileSystem.from_uri(text)
 

@@ -43,10 +43,12 @@ class Training:
     data is a number, and augmentation and dropout need no state.
     """
 
-    def __init__(self, specification: Specification, device: torch.device | None = None) -> None:
+    def __init__(
+        self, specification: Specification, device: torch.device | None = None, task: workloads.Task | None = None
+    ) -> None:
         self.specification = specification
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.task = workloads.build(specification.workload, specification.options, specification.batch_size)
+        self.task = task or workloads.build(specification.workload, specification.options, specification.batch_size)
         self.training_data, self.test_data = self.task.data()
         seed_everything(specification.seed, -1)
         self.model = self.task.model().to(self.device)

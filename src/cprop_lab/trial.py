@@ -9,21 +9,41 @@ import torch
 from ray import tune
 
 from cprop_lab.progress import Progress
-from cprop_lab.results import Row, Store
+from cprop_lab.results import Row, Store, identify
 from cprop_lab.specification import Specification
 from cprop_lab.training import train
+from cprop_lab.workloads.source import Module, adopt, told
+
+Sources = dict[str, dict[str, Module]]
 
 
-def trial(config: dict[str, Any]) -> None:
+def trial(config: dict[str, Any], sources: Sources) -> None:
     """A run, in a process of its own that Tune may kill, lose or use again."""
     torch.set_num_threads(config["cpus"])
-    train(
-        Specification.from_json(config["run"]),
-        Store(config["store"]),
-        # Rows go to the store; Tune hears of the few numbers that the table shows.
-        lambda row: tune.report({"step": row["step"], "train_loss": row["train_loss"], "seconds": row["seconds"]}),
-        config["checkpoint_seconds"],
-    )
+    name, text = config["run"]
+    try:
+        run(name, text, sources, Store(config["store"]), config["checkpoint_seconds"])
+    except Exception as error:
+        # Tune would try again, as it does when a process is killed; but an exception will be raised again.
+        tune.report({"exception": told(error)})
+
+
+def run(name: str, text: str, sources: Sources, store: Store, checkpoint_seconds: float) -> None:
+    """Train what the driver asks for, with the driver's code.
+
+    Raises:
+        RuntimeError: if this process would run other code than the driver has named the run by.
+    """
+    specification = Specification.from_json(text)
+    adopt(sources)
+    if (here := identify(specification)) != name:
+        raise RuntimeError(
+            f"run {name} would be run {here} on this node, which has another version of cprop-lab than the driver: "
+            "install the same on all"
+        )
+    # Rows go to the store; Tune hears of the few numbers that the table shows.
+    shown = ("step", "train_loss", "seconds")
+    train(specification, store, lambda row: tune.report({key: row[key] for key in shown}), checkpoint_seconds)
 
 
 class Watch(tune.Callback):
@@ -32,34 +52,57 @@ class Watch(tune.Callback):
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.errors: dict[Specification, str] = {}
+        self._lost: set[Specification] = set()
+        self._told: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune writes its callbacks down, to restore a sweep by. We restore from the store, and a terminal cannot be.
-        return {"progress": Progress(), "errors": {}}
+        return {"progress": Progress(), "errors": {}, "_lost": set(), "_told": set()}
 
     @staticmethod
     def _specification(trial: Any) -> Specification:
-        return Specification.from_json(trial.config["run"])
+        _, text = trial.config["run"]
+        return Specification.from_json(text)
+
+    def _tell(self, specification: Specification, error: str) -> None:
+        """Tell of an error once, however many runs it ends."""
+        line = error.splitlines()[-1]
+        if line not in self._told:
+            self._told.add(line)
+            self.progress.failed(specification, line)
+
+    def lost(self) -> set[Specification]:
+        """Runs that ended with their process although they may be started again; no more errors from here on."""
+        lost, self._lost = self._lost, set()
+        for specification in lost:
+            del self.errors[specification]
+        return lost
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Row, **info: Any) -> None:
-        """A row."""
-        if "train_loss" in result:
-            self.progress.row(self._specification(trial), result)
+        """A row, or an exception that ends the run."""
+        specification = self._specification(trial)
+        if "exception" in result:
+            self.errors[specification] = result["exception"]
+            self._tell(specification, result["exception"])
+        elif "train_loss" in result:
+            self.progress.row(specification, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """An end."""
-        self.errors.pop(self._specification(trial), None)
-        self.progress.ended(self._specification(trial))
+        if self._specification(trial) not in self.errors:
+            self.progress.ended(self._specification(trial))
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A failure, after which Tune tries again."""
-        self.progress.failed(self._specification(trial), last_line(trial))
+        """A killed process, after which Tune tries again."""
+        self._tell(self._specification(trial), last_line(trial))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A failure for good."""
+        """A process that was killed for the last time, or at a moment in which Tune gives up."""
         specification = self._specification(trial)
         self.errors[specification] = last_line(trial)
-        self.progress.failed(specification, self.errors[specification])
+        self._tell(specification, self.errors[specification])
+        if trial.should_recover():
+            self._lost.add(specification)
 
 
 def last_line(trial: Any) -> str:

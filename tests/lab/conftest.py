@@ -14,6 +14,8 @@ from PIL import Image
 disable_progress_bar()
 
 REAL = os.environ.get("CPROP_LAB_DATA")
+# For processes of their own: tasks.py is found, and what is tested is what is tested here.
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def image(size, mode, form, random):

@@ -1,5 +1,7 @@
 """Tasks of a user's own, small enough to train in a second: what ``module:Task`` may name."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout
@@ -45,6 +47,25 @@ class Slow(Blobs):
 
         time.sleep(0.004 if training else 0)
         return super().prepare(batch, training)
+
+
+class Failing(Slow):
+    """The same, until its tenth step. It writes down how often it was started."""
+
+    def __init__(self, log=""):
+        super().__init__()
+        self.log, self.steps = log, 0
+
+    def data(self):
+        if self.log:
+            with Path(self.log).open("a") as file:
+                file.write("started\n")
+        return super().data()
+
+    def before_step(self, model):
+        self.steps += 1
+        if self.steps == 10:
+            raise IndexError("too far")
 
 
 class Rows(Task):

@@ -7,30 +7,28 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
+from conftest import PYTHONPATH
 
 from cprop_lab.results import Store
 
-TESTS = Path(__file__).parent
 LAB = [sys.executable, "-m", "cprop_lab"]
 
 
 def environment(root):
-    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": path, "COLUMNS": "160", "NO_COLOR": "1"}
+    return {**os.environ, "CPROP_LAB_DATA": str(root), "PYTHONPATH": PYTHONPATH, "COLUMNS": "160", "NO_COLOR": "1"}
 
 
 @pytest.fixture
 def lab(tmp_path, generated):
     """Run a command in an empty folder, on files in the form of the real data."""
 
-    def run(*words, code=0):
+    def run(*words, code=0, **changes):
         result = subprocess.run(
             [*LAB, *map(str, words)],
             cwd=tmp_path,
-            env={**environment(generated), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            env={**environment(generated), "XDG_CACHE_HOME": str(tmp_path / "cache"), **changes},
             capture_output=True,
             text=True,
             timeout=250,
@@ -125,13 +123,29 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
         (["run", "nothing"], "unknown experiment 'nothing': 'cprop-lab list' shows all of them"),
         (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm does not include lion: choose from sgd, adam"),
         (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
-        (["compare", "test_cli:Path"], "is no task: derive it from cprop_lab.Task"),
+        (["compare", "test_cli:partial"], "is no task: derive it from cprop_lab.Task"),
         (["compare", "tasks:Blobs", "--optimizers", "adamm"], "unknown optimizer 'adamm'"),
-        (["plot"], "no results of any experiment in results: run it first"),
+        (["plot"], "results holds no results: give --storage a folder that has some, or run an experiment first"),
+        (["report", "--storage", "nowhere"], "nowhere holds no results"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(lab, words, message):
+def test_mistakes_are_told_in_a_sentence(lab, tmp_path, words, message):
     assert message in lab(*words, code=1)
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # and no folder is made for results
+
+
+def test_a_mistake_in_a_task_is_told_before_ray_is_started(lab, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from tasks import Blobs\nclass Mine(Blobs):\n    def loss(self, m, b): return m(b[0])"
+    )
+    (tmp_path / "ray.py").write_text("raise SystemExit('Ray was imported')\n")
+    said = lab("compare", "mine:Mine", code=1)
+    assert "Error: Mine.loss (mine.py, line 3) returns a tensor of shape (32, 2): give the mean over the batch" in said
+
+
+def test_data_that_cannot_be_downloaded_are_told(lab):
+    said = lab("run", "fmnist-fc", code=1, CPROP_LAB_DATA="", HF_HUB_OFFLINE="1")
+    assert re.search(r"'zalando-datasets/fashion_mnist' cannot be downloaded .*: give --data FOLDER, which holds", said)
 
 
 def test_a_cost_is_estimated_from_real_steps(lab):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import PYTHONPATH
 
 from cprop_lab.engine import Engine
 from cprop_lab.progress import Progress
@@ -23,7 +24,7 @@ SLOW = Specification(
 )
 RUNS = [SLOW.but(seed=seed) for seed in range(2)]
 
-FAILING = SLOW.but(batch_size=1000)  # there are 500 examples
+FAILING = SLOW.but(workload="tasks:Failing")
 
 # The driver of a sweep, as a process of its own that can be killed.
 DRIVER = """
@@ -42,8 +43,9 @@ except RunsFailedError as error:
 
 @contextmanager
 def started(folder):
-    command = [sys.executable, "-c", DRIVER, str(folder), json.dumps([run.to_json() for run in [*RUNS, FAILING]])]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    failing = FAILING.but(options={"log": str(folder / "started.log")})
+    command = [sys.executable, "-c", DRIVER, str(folder), json.dumps([run.to_json() for run in [*RUNS, failing]])]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     with (
         (folder / "driver.log").open("w") as log,
         subprocess.Popen(command, cwd=TESTS, env=environment, stdout=log, stderr=subprocess.STDOUT) as driver,
@@ -54,29 +56,33 @@ def started(folder):
             driver.kill()
 
 
-def trial_processes(driver):
-    """The processes of Ray below a driver that run a trial: Ray names them after the actor's class."""
-    found = []
-    for entry in Path("/proc").iterdir():
+def below(process):
+    """A process and all that it has started, directly or not."""
+    children = {}
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except (OSError, ValueError):
+            status = (entry / "stat").read_text()
+        except OSError:  # it has ended
             continue
-        if name.startswith("ray::") and "ImplicitFunc" in name and is_below(entry.name, driver):
-            found.append(int(entry.name))
+        children.setdefault(int(status.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
     return found
 
 
-def is_below(process, ancestor):
-    while process not in ("0", "1", ""):
-        if int(process) == ancestor:
-            return True
-        try:
-            status = Path(f"/proc/{process}/stat").read_text()
-        except OSError:
-            return False
-        process = status.rpartition(")")[2].split()[1]
-    return False
+def command(process):
+    """What a process was started with, or has named itself."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+def trial_processes(driver):
+    """The processes of Ray below a driver that run a trial: Ray names them after the actor's class."""
+    names = {process: command(process) for process in below(driver)}
+    return [process for process, name in names.items() if name.startswith("ray::") and "ImplicitFunc" in name]
 
 
 def wait_for(condition, seconds, driver):
@@ -104,12 +110,19 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait(30)
         assert len(finished) < len(RUNS)
+    log = tmp_path / "started.log"
+    log.write_text("")
     with started(tmp_path) as second:
         assert second.wait(300) == 0
+    said = (tmp_path / "driver.log").read_text()
     assert re.search(
-        r"1 of \d runs failed 2 times; the first, tasks:Slow with cprop-adam: .*give a smaller batch size",
-        (tmp_path / "driver.log").read_text(),
+        r"1 of \d runs failed; the first, tasks:Failing with cprop-adam: *\n"
+        r'  File ".*tasks.py", line \d+, in before_step\n    raise IndexError\("too far"\)\nIndexError: too far',
+        said,
     )
+    assert said.count("too far") == 2  # in the line that raises it, and in what that says
+    # Once by the driver, which looks at a task before anything is started, and once by the run: it is not retried.
+    assert log.read_text() == "started\nstarted\n"
     store = Store(tmp_path)
     assert sorted(store.finished()) == sorted(identify(run) for run in RUNS)
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {

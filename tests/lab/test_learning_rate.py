@@ -46,9 +46,19 @@ def test_where_everything_diverges_it_goes_down():
     assert 0.3 in [grid(10.0, place) for place in losses]
 
 
-@pytest.mark.parametrize("loss", [lambda lr: lr, lambda lr: -lr, lambda lr: math.inf])
-def test_a_landscape_without_a_best_is_an_error_and_not_an_endless_search(loss):
-    with pytest.raises(ValueError, match=r"no best learning rate between .* start from another guess"):
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda lr: lr, r"no best learning rate from 1e-07 to 0\.3: the loss is lowest at the lower end of the range"),
+        (
+            lambda lr: -lr,
+            r"no best learning rate from 0\.03 to 100000: the loss is lowest at the upper end of the range",
+        ),
+        (lambda lr: math.inf, r"^every learning rate from 1e-07 to 0\.3 gave NaN.*: look at the task's loss$"),
+    ],
+)
+def test_a_landscape_without_a_best_is_an_error_and_not_an_endless_search(loss, message):
+    with pytest.raises(ValueError, match=message):
         search(0.1, loss)
 
 

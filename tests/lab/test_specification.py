@@ -51,16 +51,6 @@ def test_the_order_of_settings_does_not_matter():
     assert hash(BLOBS.but(settings=a)) == hash(BLOBS.but(settings=b))
 
 
-def test_a_users_own_file_is_part_of_the_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mine_for_a_test.py").write_text("from cprop_lab import Task\nclass Mine(Task): pass\n")
-    run = Specification("mine_for_a_test:Mine", "sgd", lr=0.1)
-    before = results.identify(run)
-    (tmp_path / "mine_for_a_test.py").write_text("from cprop_lab import Task\nclass Mine(Task): metric = 'accuracy'\n")
-    assert results.identify(run) != before
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -11,7 +11,7 @@ from cprop_lab import learning_rate, optimizers, scoreboard
 from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset
 from cprop_lab.progress import SILENT, Progress
-from cprop_lab.results import Run, identify
+from cprop_lab.results import Run
 from cprop_lab.specification import Setting, Specification
 from cprop_lab.targets import facet
 
@@ -169,8 +169,8 @@ class Experiment:
             timings = run(self._timings(preset, settings))
         return {
             **about,
-            "runs": [identify(one.specification) for one in runs],
-            "timings": [identify(one.specification) for one in timings],
+            "runs": [one.identity for one in runs],
+            "timings": [one.identity for one in timings],
         }
 
     def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cprop_lab.models import convolutional, fully_connected, resnet18, resnet50, vgg11, vgg16
-from cprop_lab.workloads import data
+from cprop_lab.workloads import data, source
 from cprop_lab.workloads.images import Images
 from cprop_lab.workloads.task import Task
 from cprop_lab.workloads.text import PennTreebank
 
-__all__ = ["WORKLOADS", "Task", "build", "code"]
+__all__ = ["WORKLOADS", "Task", "build", "code", "sources"]
 
 # Of the channels: CIFAR-100's from its training images, for Tiny ImageNet the usual ones of ImageNet.
 CIFAR100: Final[Mapping[str, Any]] = {
@@ -65,10 +64,15 @@ def own(workload: str) -> type[Task]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    known = source.read(module)
     try:
         task = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{workload!r} cannot be imported from {here}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{workload!r} cannot be imported: {source.told(error)}") from error
+    if not known:
+        raise ValueError(f"{workload!r} has no source that could be hashed: put the task into a .py file")
     if not (inspect.isclass(task) and issubclass(task, Task)):
         raise ValueError(f"{workload!r} is no task: derive it from cprop_lab.Task")
     return task
@@ -90,7 +94,18 @@ def build(workload: str, options: Mapping[str, Any], batch_size: int = 32) -> Ta
 
 
 def code(workload: str) -> str:
-    """What stands for a task's code in a run's identity: a user's own file, which changes as it is worked on."""
+    """What stands for a task's code in a run's identity: a user's own, which changes as it is worked on.
+
+    Raises:
+        ValueError: if there is no such task.
+    """
     if workload in WORKLOADS:
         return ""
-    return hashlib.sha256(Path(inspect.getfile(own(workload))).read_bytes()).hexdigest()[:16]
+    own(workload)
+    return source.digest(workload.partition(":")[0])
+
+
+def sources(workloads: Iterable[str]) -> dict[str, dict[str, source.Module]]:
+    """The code of users' own tasks, for :func:`source.adopt` in another process."""
+    modules = (workload.partition(":")[0] for workload in workloads if workload not in WORKLOADS)
+    return {module: source.read(module) for module in modules}

@@ -7,7 +7,7 @@ import os
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -63,15 +63,30 @@ def images(source: Source, training: bool, channels: int) -> tuple[Tensor, Tenso
     return _images(source, source.address(), training, channels)
 
 
-@cache
-def _images(source: Source, address: str, training: bool, channels: int) -> tuple[Tensor, Tensor]:
+def _rows(source: Source, address: str, split: str) -> Any:
+    """A split of a data set, from a folder or the network.
+
+    Raises:
+        ConnectionError: if it is to be downloaded and cannot be.
+    """
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    revision = None if Path(address).is_dir() else source.revision
+    try:
+        return load_dataset(address, split=split, revision=revision)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{address!r} cannot be downloaded ({error}): give --data FOLDER, which holds {source.folder}/"
+        ) from error
+
+
+@cache
+def _images(source: Source, address: str, training: bool, channels: int) -> tuple[Tensor, Tensor]:
     # A local folder's validation split is called "validation", whatever its file is called.
     test = "validation" if source.test == "valid" and Path(address).is_dir() else source.test
-    rows = load_dataset(address, split="train" if training else test)
+    rows = _rows(source, address, "train" if training else test)
     key = hashlib.sha256(f"{rows._fingerprint} {channels}".encode()).hexdigest()[:16]
     cached = cache_folder() / f"{source.folder}-{key}.npy"
     labels = torch.tensor(rows[source.label][:], dtype=torch.long)
@@ -103,9 +118,7 @@ def _sentences(source: Source, address: str, training: bool) -> list[str]:
     split = "train" if training else source.test
     if Path(address).is_dir():
         return (Path(address) / f"ptb.{split}.txt").read_text().splitlines()
-    from datasets import load_dataset
-
-    return list(load_dataset(address, split=split, revision=source.revision)["sentence"])
+    return list(_rows(source, address, split)["sentence"])
 
 
 def text(source: Source, training: bool) -> tuple[Tensor, list[str]]:
