@@ -236,7 +236,7 @@ def test_huge_and_infinite_c(build, c, way):
 
 @every_way
 @every_build
-@pytest.mark.parametrize("huge", [1e18, 1e19, 1e21, 1e30, 3e38])
+@pytest.mark.parametrize("huge", [1e18, 1e19, 3e38])
 def test_gradients_whose_square_overflows_count_as_zero_and_leave_no_trace(build, huge, way):
     ours, theirs = inputs()[1:3], inputs()[1:3]
     optimizer, clean = build(ours, lr=0.01, **WAYS[way]), build(theirs, lr=0.01, **WAYS[way])
