@@ -54,7 +54,7 @@ _OPTIONS: Final = {
 def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
     """The finite numbers in nested named tuples, and what is left when they are taken out.
 
-    An infinite number stays where it is: it chooses a formula (``c = inf``), not a value in one.
+    A switch, or an infinite number, stays where it is: it chooses a formula (``c = inf``), not a value in one.
     """
     numbers: list[Number] = []
 
@@ -63,7 +63,7 @@ def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
         for item in x:
             if isinstance(item, tuple):
                 structure.append(strip(item))
-            elif isinstance(item, float) and math.isinf(item):
+            elif isinstance(item, bool) or (isinstance(item, float) and math.isinf(item)):
                 structure.append(item)
             else:
                 structure.append(None)

@@ -324,7 +324,7 @@ def needs_mean_abs(measure: str | Measure) -> bool:
     return bool(getattr(resolve_measure(measure), "needs_mean_abs", False))
 
 
-def overconfident(s: Factor, c: Number) -> Factor:
+def overconfident(s: Factor, c: Number, unbounded: bool = True) -> Factor:
     r"""Conformity times the overconfidence coefficient, at most one (equation 9).
 
     .. math::
@@ -332,6 +332,11 @@ def overconfident(s: Factor, c: Number) -> Factor:
 
     :math:`c = \infty` is the optimizer without CProp (section 2.3): one everywhere, also where
     :math:`s_t = 0` and the product would be undefined.
+
+    Args:
+        s: the conformity.
+        c: the coefficient.
+        unbounded: whether a ``c`` that is a tensor may be infinite; a kernel is a tenth faster without the case.
 
     Example:
         >>> overconfident(torch.tensor([0.0, 0.2, 0.9]), 2.0)
@@ -341,16 +346,21 @@ def overconfident(s: Factor, c: Number) -> Factor:
     """
     if not isinstance(c, Tensor) and math.isinf(c):
         return torch.ones_like(s.numerator if isinstance(s, Quotient) else s)
-    # Zero times infinity is NaN, and a number may be infinite in float32 alone.
-    largest = torch.finfo(torch.float32).max
-    finite = torch.clamp_max(c, largest) if isinstance(c, Tensor) else min(c, largest)
+    infinite = torch.isinf(c) if isinstance(c, Tensor) and unbounded else None
+    c = finite(c) if infinite is not None or not isinstance(c, Tensor) else c
     if isinstance(s, Quotient):
-        limit = torch.where(torch.isinf(c), 0.0, s.denominator) if isinstance(c, Tensor) else s.denominator
+        limit = s.denominator if infinite is None else torch.where(infinite, 0.0, s.denominator)
         # The smaller of two, by relu: minimum() takes three instructions, for the sake of NaN.
-        excess = torch.relu(limit - s.numerator * finite)
+        excess = torch.relu(limit - s.numerator * c)
         return Quotient(s.denominator - excess, s.denominator)
-    scale = torch.clamp_max(s * finite, 1.0)
-    return torch.where(torch.isinf(c), torch.ones_like(s), scale) if isinstance(c, Tensor) else scale
+    scale = torch.clamp_max(s * c, 1.0)
+    return scale if infinite is None else torch.where(infinite, torch.ones_like(s), scale)
+
+
+def finite(c: Number) -> Number:
+    """The coefficient, or the largest number in float32: zero times infinity is NaN."""
+    largest = torch.finfo(torch.float32).max
+    return torch.clamp_max(c, largest) if isinstance(c, Tensor) else min(c, largest)
 
 
 def conformity_scale(
@@ -405,6 +415,6 @@ def conformity_scale(
     return divided(scale_of(moments, c, measure))
 
 
-def scale_of(moments: Moments, c: Number, measure: str | Measure) -> Factor:
+def scale_of(moments: Moments, c: Number, measure: str | Measure, unbounded: bool = True) -> Factor:
     """The scale that a measure gives."""
-    return overconfident(resolve_measure(measure)(moments), c)
+    return overconfident(resolve_measure(measure)(moments), c, unbounded)

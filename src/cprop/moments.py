@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cprop.arithmetic import Factor, Number, addcmul, lerp, one_minus_power
-from cprop.conformity import Corrections, Measure, Moments, needs_mean_abs, scale_of
+from cprop.conformity import Corrections, Measure, Moments, finite, needs_mean_abs, scale_of
 
 __all__ = ["AVERAGES", "EARLIER", "MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
 
@@ -43,6 +43,8 @@ class StatisticsScalars(NamedTuple):
     weight: Number
     """Of a new gradient in the averages, 1 - beta."""
     c: Number
+    unbounded: bool
+    """Whether ``c`` may be infinite without it being known: a tensor is not read."""
     corrections: Corrections
 
 
@@ -66,7 +68,9 @@ def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | N
         b=one_minus_power(beta, t),
         b_v=one_minus_power(beta, t if square_t is None else square_t),
     )
-    return StatisticsScalars(beta, 1 - beta, group["cprop_c"], corrections)
+    c, unbounded = group["cprop_c"], isinstance(group["cprop_c"], Tensor)
+    c = c if unbounded or math.isinf(c) else finite(c)
+    return StatisticsScalars(beta, 1 - beta, c, unbounded, corrections)
 
 
 def steps_at(beta: float, t: float, before: float) -> float:
@@ -144,4 +148,4 @@ def scale_from(
     mean_square: Tensor | None = None,
 ) -> Factor:
     """The scale that the statistics give; ``mean_square`` as in :func:`observe`."""
-    return scale_of(moments_from(state, h, measure, mean_square), h.c, measure)
+    return scale_of(moments_from(state, h, measure, mean_square), h.c, measure, h.unbounded)
