@@ -580,9 +580,7 @@ def test_callable_measure_is_saved_by_name_and_looked_up_on_load(build):
     resumed = build(inputs(), custom_measure)
     resumed.load_state_dict(saved)
     assert resumed.param_groups[0]["cprop_measure"] is custom_measure
-    with pytest.raises(
-        cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not one of ours"
-    ):
+    with pytest.raises(cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not built in"):
         build(inputs(), "normal").load_state_dict(saved)
 
 
@@ -645,15 +643,18 @@ def test_dcp_state_dict_round_trip(entry, flatten):
     ("spoil", "message"),
     [
         (lambda s: s.pop("state"), r"not an optimizer's state_dict: it needs 'state' and 'param_groups'"),
-        (lambda s: s["param_groups"].append(s["param_groups"][0]), r"has 2 param groups and the optimizer 1: build"),
+        (
+            lambda s: s["param_groups"].append(s["param_groups"][0]),
+            r"has 2 param groups and the optimizer has 1: build",
+        ),
         (lambda s: s["param_groups"][0]["params"].pop(), r"param group 0 has 5 parameters in the checkpoint and 6"),
         (lambda s: s["state"][1].update(cprop_m=torch.zeros(7)), r"state 'cprop_m' has shape \(7,\) .* \(5,\)"),
-        (lambda s: s["state"][1].update(cprop_m="gone"), r"state 'cprop_m' should be a tensor, and is of type str"),
+        (lambda s: s["state"][1].update(cprop_m="gone"), r"state 'cprop_m' should be a tensor, but has type str"),
         (
             lambda s: s["state"][1].pop("cprop_m"),
             r"has state \['cprop_step'.*\] but not \['cprop_m'\]: it is incomplete",
         ),
-        (lambda s: s["param_groups"][0].update(cprop_measure="mine.own"), r"made with measure 'mine\.own'"),
+        (lambda s: s["param_groups"][0].update(cprop_measure="mine.own"), r"saved with measure 'mine\.own'"),
     ],
 )
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_tensor_learning_rate_may_have_a_dimension_and_a_scheduler(cls, captur
 def test_foreach_and_fused_exclude_each_other():
     params = inputs()
     gradients(params, 0)
-    with pytest.raises(RuntimeError, match="foreach=True and fused=True exclude each other: choose one"):
+    with pytest.raises(RuntimeError, match="foreach=True and fused=True are mutually exclusive: set only one"):
         cprop.CPropSGD(params, foreach=True, fused=True).step()
 
 

@@ -508,12 +508,12 @@ assert all(float(state[key]) == 0 for state in optimizer.state.values() for key 
         (
             "cprop.CPropAdam([w], fused=True)",
             "compiler",
-            "no compiler works here: install one .* CXX, or set fused=False",
+            "none works here: install one .* CXX to yours, or set fused=False",
         ),
         (
             "cprop.CProp(torch.optim.SGD([w], lr=0.1), fused=True)",
             "cache",
-            "cannot write there: name another one .* TORCHINDUCTOR_CACHE_DIR, or set fused=False",
+            "cannot write to its folder .* TORCHINDUCTOR_CACHE_DIR to a writable folder, or set fused=False",
         ),
     ],
 )

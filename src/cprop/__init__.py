@@ -1,4 +1,4 @@
-"""CProp: learning rates that shrink where gradients disagree.
+"""CProp: scales down learning rates where past gradients disagree.
 
 Wrap any optimizer with :class:`CProp`, or use a native one such as :class:`CPropAdam`.
 """
