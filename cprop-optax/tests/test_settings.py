@@ -16,13 +16,13 @@ from streams import stream
 from cprop_optax import conformity_scale, cprop, cprop_scales, scale_by_conformity
 
 INVALID = [
-    ({"beta": 1.0}, r"invalid beta 1\.0: the horizon must lie in \[0, 1\); 0\.999 looks back about 1,000 steps"),
+    ({"beta": 1.0}, r"invalid beta 1\.0: the horizon must be in \[0, 1\); 0\.999 looks back about 1,000 steps"),
     ({"beta": -0.1}, r"invalid beta -0\.1"),
     ({"beta": math.nan}, r"invalid beta nan"),
     ({"beta": np.float32(1.5)}, r"invalid beta 1\.5"),
-    ({"c": 0.0}, r"invalid c 0\.0: the overconfidence must lie in \(0, inf\]; 1 is the paper's"),
+    ({"c": 0.0}, r"invalid c 0\.0: the overconfidence must be in \(0, inf\]; the paper uses 1"),
     ({"c": math.nan}, r"invalid c nan"),
-    ({"eps": -1e-8}, r"invalid eps -1e-08: it must lie in \[0, inf\); 1e-8 is the paper's"),
+    ({"eps": -1e-8}, r"invalid eps -1e-08: it must be in \[0, inf\); the paper uses 1e-8"),
     ({"eps": math.inf}, r"invalid eps inf"),
     ({"measure": "cauchy"}, r"unknown measure 'cauchy': choose one of 'normal', .*, or pass a function moments -> s"),
     (

@@ -65,11 +65,11 @@ class Settings(NamedTuple):
         """The same, or an error. Arrays are not looked at: they may be traced, or on a device."""
         beta, c, eps, measure, moment_dtype = self
         if _is_number(beta) and not 0 <= beta < 1:
-            raise ValueError(f"invalid beta {beta}: the horizon must lie in [0, 1); 0.999 looks back about 1,000 steps")
+            raise ValueError(f"invalid beta {beta}: the horizon must be in [0, 1); 0.999 looks back about 1,000 steps")
         if _is_number(c) and not c > 0:
-            raise ValueError(f"invalid c {c}: the overconfidence must lie in (0, inf]; 1 is the paper's")
+            raise ValueError(f"invalid c {c}: the overconfidence must be in (0, inf]; the paper uses 1")
         if _is_number(eps) and not 0 <= eps < math.inf:
-            raise ValueError(f"invalid eps {eps}: it must lie in [0, inf); 1e-8 is the paper's")
+            raise ValueError(f"invalid eps {eps}: it must be in [0, inf); the paper uses 1e-8")
         resolve_measure(measure)
         return self._replace(moment_dtype=check_moment_dtype(moment_dtype))
 
