@@ -393,7 +393,7 @@ def test_a_raising_logger_does_not_end_the_training(caplog):
         train(optimizer, params, 3)
     assert len(kept) == len(monitor.samples) == 3
     (record,) = caplog.records
-    assert "a sink of cprop.Monitor failed, and training goes on" in record.getMessage()
+    assert "a sink of cprop.Monitor failed; training continues" in record.getMessage()
     assert "ZeroDivisionError" in record.exc_text
 
 

@@ -98,8 +98,8 @@ class CProp(ConformityOptimizer):
     trainers.
 
     The inner optimizer must keep its weights only in the parameters. Copies in its state, such as
-    Lookahead's slow weights or master weights, are not scaled. Optimizers that are known to keep such
-    copies (Schedule-Free) are not supported.
+    Lookahead's slow weights or master weights, are not scaled. If this can be detected, as for
+    Schedule-Free, the constructor raises an error.
 
     All changes by the inner optimizer are scaled, including decoupled weight decay; use
     :class:`CPropAdamW` to leave it unscaled. A step copies the parameters once, which the native
