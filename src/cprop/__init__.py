@@ -1,4 +1,4 @@
-"""CProp: scales down learning rates where past gradients disagree.
+"""CProp: learning rates that shrink where gradients disagree.
 
 Wrap any optimizer with :class:`CProp`, or use a native one such as :class:`CPropAdam`.
 """

@@ -1,4 +1,4 @@
-"""CProp for optax: scales down updates where past gradients disagree.
+"""CProp for optax: learning rates that shrink where gradients disagree.
 
 Wrap any optax optimizer with :func:`cprop`.
 """
