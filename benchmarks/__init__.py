@@ -1,1 +1,1 @@
-"""What the library costs, measured."""
+"""Benchmarks of the library."""

@@ -1,4 +1,4 @@
-"""CProp as the paper writes it, formula by formula: what the library is timed against."""
+"""CProp as written in the paper, formula by formula: the baseline for the library's timings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class AuthorsCProp:
-    """Algorithm 1 around an optimizer, one torch operation a formula."""
+    """An optimizer + Algorithm 1, with one torch operation per formula."""
 
     def __init__(self, inner: torch.optim.Optimizer, beta: float = 0.999, c: float = 1.0, eps: float = 1e-8) -> None:
         self.inner, self.beta, self.c, self.eps = inner, beta, c, eps

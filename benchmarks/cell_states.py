@@ -1,11 +1,11 @@
-"""What becomes of an LSTM's cell states in the first steps: ``python -m benchmarks.cell_states``.
+"""Tracks an LSTM's cell states in the first steps: ``python -m benchmarks.cell_states``.
 
-The language model without dropout, at the learning rate that was selected for Adam and in the precision of the results,
-from the start of its runs. Looked at: the carried cell states, which are what an LSTM remembers from window to window;
-and how large their layers' gradients are, beside which CProp's epsilon must be small. Trained with Adam, with CProp
-around it, and with what might help CProp there: no epsilon, a warm-up of the learning rate, a shorter horizon, a start
-without it, more confidence, more digits. And with others, at the learning rates that the scoreboard selected for them:
-whether it is CProp alone that leads there.
+Trains the language model without dropout from the start of its runs, at the learning rate selected for Adam and in the
+precision of the results. It records the carried cell states, which are the LSTM's memory between windows, and the size
+of their layers' gradients, which must be large compared to CProp's epsilon. The cases are Adam, Adam + CProp, and
+changes that might help CProp: no epsilon, a learning rate warm-up, a shorter horizon, a start without CProp, more
+confidence, higher precision. Other optimizers, at the learning rates that the scoreboard selected, show whether the
+effect is specific to CProp.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ WATCHING: Final = 100
 LR: Final = rate("ptb-lstm", "adam")
 PRECISION: Final = REDUCED.lengths["ptb-lstm"].precision
 OTHERS: Final = {"sgd": 30.0, "cprop-sgd": 30.0, "adabelief": 3e-3, "lion": 1e-4, "prodigy": 3.0}
-"""Learning rates as the scoreboard selected them, which a test compares."""
+"""Learning rates that the scoreboard selected; a test checks them."""
 
 
 class Case(NamedTuple):
-    """A way to train.
+    """A training configuration.
 
     Args:
-        optimizer: as the laboratory names it.
-        settings: of it.
-        warm_up: steps over which the learning rate grows to its value.
-        precision: of the network, as the laboratory names it.
+        optimizer: name of the optimizer in the laboratory.
+        settings: its settings.
+        warm_up: number of learning rate warm-up steps.
+        precision: name of the network's precision in the laboratory.
         lr: learning rate.
     """
 
@@ -77,7 +77,7 @@ CASES: Final = {
 
 
 def look(case: Case, seed: int) -> list[dict[str, Any]]:
-    """Train, and look at the marks: the loss and the mean scale; by layer, the cell states and the last gradient."""
+    """Train, and record at each mark the loss and the mean scale, and per layer the cell states and the gradient."""
     settings = dict(case.settings)
     run = Specification("ptb-lstm", case.optimizer, case.lr, seed=seed, settings=settings, examples=5)
     training = Training(run.but(precision=case.precision))
@@ -106,7 +106,7 @@ def _root_mean_square(layer: nn.Module) -> float:
 
 
 def main() -> None:
-    """Look at all cases, a run after the other; what the file has already is not run again."""
+    """Run all cases in order; finished runs in the file are reused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help=f"where the data are; or {ENVIRONMENT}")
     parser.add_argument("--seeds", type=int, default=2)

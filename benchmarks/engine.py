@@ -1,8 +1,8 @@
-"""What the engine costs: a sweep of equal runs on Ray, against the same runs in as many bare processes.
+"""Overhead of the engine: a sweep of equal runs on Ray, compared to the same runs in plain processes.
 
 ``python -m benchmarks.engine --data FOLDER`` takes about twenty minutes on two cores: twenty runs of
-about a minute each, twice. The bare processes share out the runs beforehand and know nothing of Ray,
-of checkpoints in between, or of each other.
+about a minute each, twice. The plain processes divide the runs beforehand, and use neither Ray nor
+intermediate checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Engine(Store(sys.argv[1]), executor="process", checkpoint_seconds=1e9).run(runs)
 
 
 def specifications(runs: int, iterations: int) -> list[Any]:
-    """Runs of the convolutional network on Fashion-MNIST, which differ in their seed."""
+    """Runs of the convolutional network on Fashion-MNIST that differ only in their seed."""
     from cprop_lab.specification import Specification
 
     return [
@@ -47,7 +47,7 @@ def specifications(runs: int, iterations: int) -> list[Any]:
 
 
 def bare(runs: list[Any], processes: int) -> float:
-    """Seconds that the runs take when they are dealt out to processes."""
+    """Wall-clock time of the runs in plain processes, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         started = [
@@ -63,7 +63,7 @@ def bare(runs: list[Any], processes: int) -> float:
 
 
 def on_ray(runs: list[Any]) -> float:
-    """Seconds that the runs take as a sweep, from a cold start of Ray to its end."""
+    """Wall-clock time of the runs as a sweep, in seconds, including Ray's start and shutdown."""
     from cprop_lab.console import LiveTable
     from cprop_lab.engine import Engine
     from cprop_lab.results import Store
@@ -77,7 +77,7 @@ def on_ray(runs: list[Any]) -> float:
 
 
 def main() -> None:
-    """Measure both, one after the other."""
+    """Measure both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder that holds fashion_mnist (default: $CPROP_LAB_DATA)")
     parser.add_argument("--runs", type=int, default=20)

@@ -1,7 +1,7 @@
-"""What the committed runs say: tables, figures and single numbers of ``docs/results``, from ``evidence/`` alone.
+"""Tables, figures and single numbers for ``docs/results``, from the committed runs in ``evidence/`` only.
 
-``evidence/`` is a store of the laboratory: ``cprop-lab plot --storage evidence`` reads it, and a run that is in it is
-not run again. ``python -m benchmarks.report`` brings pages and figures up to date.
+``evidence/`` is a storage folder of the laboratory: ``cprop-lab plot --storage evidence`` reads it, and its finished
+runs are reused. ``python -m benchmarks.report`` updates pages and figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PRESET = "reduced"
 
 
 class Kept(NamedTuple):
-    """An experiment that ran."""
+    """A finished experiment."""
 
     about: dict[str, Any]
     runs: list[Run]
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 
 @cache
 def kept() -> dict[str, Kept]:
-    """All experiments that ran, by name."""
+    """All finished experiments, by name."""
     store = Store(STORE)
     return {
         name.removesuffix(f"-{PRESET}"): Kept(about, store.runs(about["runs"]), store.runs(about.get("timings", ())))
@@ -61,7 +61,7 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def section(name: str) -> str:
-    """The table of an experiment, and how it was made."""
+    """The table of an experiment, and how it was run."""
     experiment = kept()[name]
     by_kind: dict[str, Callable[[Kept], str]] = {
         "curves": _pairs,
@@ -73,9 +73,9 @@ def section(name: str) -> str:
 
 
 def _pairs(experiment: Kept) -> str:
-    """Each optimizer plain and with CProp: iterations to the baseline's final loss, and how both runs end."""
+    """Each optimizer with and without CProp: iterations to the baseline's final loss, and final results of both."""
     found = pairs(experiment.runs)
-    judges = {name: judged_by(pair.plain) for name, pair in found.items()}  # workloads may differ in theirs
+    judges = {name: judged_by(pair.plain) for name, pair in found.items()}  # may differ between workloads
     judged = " or ".join(dict.fromkeys(WORDS[column] for column in judges.values()))
     headings = ["", "learning rate", "relative iterations"]
     headings += [f"{words}, {which}" for words in (WORDS["train_loss"], judged) for which in ("plain", "with CProp")]
@@ -92,7 +92,7 @@ def _pairs(experiment: Kept) -> str:
 
 
 def _scales(experiment: Kept) -> str:
-    """How the scale is distributed, early and at the end."""
+    """The distribution of the scale, early and at the end."""
     rows = []
     for group, runs in grouped(experiment.runs).items():
         for part in (0.1, 1.0):
@@ -109,7 +109,7 @@ def _scales(experiment: Kept) -> str:
 
 
 def _searches(experiment: Kept) -> str:
-    """What each learning rate came to."""
+    """The result of each learning rate."""
     searched: dict[str, dict[float, list[Run]]] = {}
     for group, runs in grouped(experiment.runs).items():
         searched.setdefault(named(runs[0]), {})[group.lr] = runs
@@ -124,11 +124,11 @@ def _searches(experiment: Kept) -> str:
 
 FIRST, SECOND = ([f"{of} {target.title}" for of in ("iterations", "seconds")] for target in scoreboard.TARGETS)
 METRIC = "final test metric"
-"""Stands for accuracy or perplexity."""
+"""Placeholder for accuracy or perplexity."""
 
 
 def _scores(experiment: Kept) -> str:
-    """The scoreboard, with the columns that most readers look for; :func:`details` has the others."""
+    """The scoreboard's main columns; :func:`details` has the others."""
     return _board(experiment, [*FIRST, "final training loss", METRIC])
 
 
@@ -143,7 +143,7 @@ def head(name: str, rows: int) -> str:
 
 
 def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) -> str:
-    """Some columns of a scoreboard, rows with CProp in bold; with places if only the first rows are wanted."""
+    """Some columns of a scoreboard, with CProp's rows in bold; with ranks if only the first rows are shown."""
     entries = scores(*experiment)
     judged = judged_by(entries[0].runs)
 
@@ -167,7 +167,7 @@ def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) ->
 
 
 def equally_far(names: Iterable[str]) -> str:
-    """What experiments came to on test data where CProp has the training loss at which the plain optimizer ends."""
+    """Test results of experiments at the point where CProp reaches the plain optimizer's final training loss."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         for label, pair in pairs(kept()[name].runs).items():
@@ -180,7 +180,7 @@ def equally_far(names: Iterable[str]) -> str:
                 *(as_measured((both[i] for both in seeds), column) for column, seeds in there.items() for i in (0, 1)),
                 f"{lower} of {len(losses)}" if losses else "not reached",
             ]
-            # Experiments share runs: each pair stands where it comes first.
+            # Experiments share runs: each pair is listed where it first occurs.
             rows.setdefault(tuple(run.identity for run in pair.scaled), row)
     kinds = ("test loss", "accuracy or perplexity")
     headings = [f"{kind}, {which}" for kind in kinds for which in ("plain", "with CProp")]
@@ -188,7 +188,7 @@ def equally_far(names: Iterable[str]) -> str:
 
 
 def _made(experiment: Kept) -> str:
-    """How an experiment was made, in a line."""
+    """How an experiment was run, in one line."""
     about, runs, _ = experiment
 
     def all_of(key: str) -> str:
@@ -198,7 +198,7 @@ def _made(experiment: Kept) -> str:
         return ", ".join(f"{n:,}" for n in sorted({of(run.specification) for run in runs}))
 
     kinds = ("windows" if judged_by([run]) == "perplexity" else "examples" for run in runs)
-    looked_at = " or ".join(dict.fromkeys(kinds))  # of images, or of a text
+    looked_at = " or ".join(dict.fromkeys(kinds))  # images, or text
     precisions = ", ".join(sorted({run.specification.precision for run in runs}))
     reduced = ": shorter than the paper's programme" * bool(about["reduced"])
     return (
@@ -214,22 +214,22 @@ def _made(experiment: Kept) -> str:
 
 
 def named(run: Run) -> str:
-    """What a run is called in a sentence: its optimizer, and what sets it apart."""
+    """The name of a run in a sentence: its optimizer, and how it differs from the others."""
     group = run.specification.group()
     return names([group])[group] + facet(group)
 
 
 def fact(experiment: str, name: str, what: str) -> str:
-    """A number of a sentence.
+    """A number for a sentence.
 
     Args:
         experiment: its name.
-        name: of the optimizer, as tables have it.
-        what: ``"iterations"`` for the part that CProp needs of the plain optimizer's; ``"lr"``; a column of the curves
-            for its end; ``"test_loss there"`` and the like for where CProp comes to the plain one's last training loss;
-            ``"near zero"`` for the parameters whose scale ends in the histogram's lowest bin; on a scoreboard
-            ``"place"``, ``"cost"`` for the time of a step against Adam's, or ``"iterations 1"``, ``"seconds 2"`` and
-            the like to a target.
+        name: name of the optimizer, as in the tables.
+        what: ``"iterations"`` for CProp's relative iterations; ``"lr"``; a column of the curves for its final value;
+            ``"test_loss there"`` and the like for its value where CProp reaches the plain optimizer's final training
+            loss; ``"near zero"`` for the fraction of parameters whose scale ends in the histogram's lowest bin; on a
+            scoreboard ``"place"``, ``"cost"`` for the time per step relative to Adam, or ``"iterations 1"``,
+            ``"seconds 2"`` and the like for a target.
 
     Raises:
         KeyError: if there is no such number.
@@ -261,16 +261,16 @@ def fact(experiment: str, name: str, what: str) -> str:
 
 
 def digest(experiment: Kept) -> str:
-    """What a figure was drawn from: a digest of all its runs' numbers."""
+    """A digest of all numbers in a figure's runs."""
     parts = [(run.identity, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
     return hashlib.sha256(json.dumps([experiment.about["kind"], parts]).encode()).hexdigest()[:16]
 
 
 def draw_all() -> None:
-    """Draw all figures anew, each marked with what it was drawn from."""
+    """Redraw all figures, each marked with the digest of its data."""
     for name, experiment in kept().items():
         for suffix, figure in draw(*experiment).items():
-            if suffix != "-times":  # its seconds are those of runs that had company: pages have iterations, in tables
+            if suffix != "-times":  # these runs shared the machine: pages show iterations, in tables
                 path = IMAGES / f"{name}{suffix}.png"
                 save(figure, path)
                 mark(path, digest(experiment))
@@ -286,7 +286,7 @@ DRAWN_FROM = "Drawn from"
 
 
 def mark(path: Path, digest: str) -> None:
-    """Write into a picture what it was drawn from, and keep to 256 colours: a repository keeps every version of it."""
+    """Add the digest of its data to a figure, and reduce it to 256 colors: the repository keeps every version."""
     about = PngInfo()
     about.add_text(DRAWN_FROM, digest)
     with Image.open(path) as picture:

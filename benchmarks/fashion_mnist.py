@@ -1,4 +1,4 @@
-"""The paper's fully-connected network on Fashion-MNIST, for the measurements that need real training."""
+"""The paper's fully connected network on Fashion-MNIST, for benchmarks with real training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser, iterations: int) -> None:
-    """What every comparison on this network is told from the command line."""
+    """Command-line arguments of every comparison on this network."""
     parser.add_argument("--data", type=Path, help="folder that holds fashion_mnist (default: $CPROP_LAB_DATA)")
     parser.add_argument("--iterations", type=int, default=iterations)
     parser.add_argument("--seeds", type=int, default=3)
@@ -30,8 +30,8 @@ def training_images(data: Path | None) -> tuple[Tensor, Tensor]:
     """The 60,000 training images as vectors in [0, 1], and their labels.
 
     Args:
-        data: a folder that holds ``fashion_mnist``; without one, the environment variable
-            ``CPROP_LAB_DATA``, and without that the public data set.
+        data: a folder that contains ``fashion_mnist``; by default the environment variable
+            ``CPROP_LAB_DATA``, or else the public data set.
     """
     if data is not None:
         os.environ[ENVIRONMENT] = str(data.absolute())
@@ -46,7 +46,7 @@ def network(seed: int) -> nn.Sequential:
 
 
 class Training:
-    """One training run that can be advanced in stretches, with the seconds that its steps took."""
+    """A training run that can be continued in stages, with the time of its steps."""
 
     def __init__(self, images: Tensor, labels: Tensor, seed: int, make: Callable[[Any], torch.optim.Optimizer]) -> None:
         self.images, self.labels = images, labels
@@ -57,7 +57,7 @@ class Training:
         self.curve: list[tuple[int, float, float]] = []
 
     def advance(self, iterations: int) -> None:
-        """Train on, and note the loss over all training images; the note is not timed."""
+        """Continue training, and record the loss over all training images; recording is not timed."""
         batches = torch.randint(0, len(self.images), (iterations, BATCH), generator=self.order)
         start = time.perf_counter()
         for batch in batches:
@@ -72,5 +72,5 @@ class Training:
         self.curve.append((self.iterations, self.seconds, full))
 
     def loss(self, points: int = 4) -> float:
-        """The mean of the last few notes: single ones jump about."""
+        """The mean of the last few recorded losses: single ones fluctuate."""
         return sum(loss for *_, loss in self.curve[-points:]) / len(self.curve[-points:])

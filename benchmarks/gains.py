@@ -1,4 +1,4 @@
-"""What one gains, in one picture and one sentence: CProp's iterations and seconds relative to the plain optimizer's."""
+"""The gain in one figure and one sentence: CProp's iterations and seconds relative to the plain optimizer's."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Gain(NamedTuple):
     """An optimizer on a task.
 
     Args:
-        optimizer: without CProp.
-        iterations: relative to the plain optimizer's, mean over seeds; infinite if its final loss is never reached.
-        seconds: likewise, where the time per step was measured on an idle machine, which is where a scoreboard ran.
+        optimizer: the optimizer without CProp.
+        iterations: relative iterations, mean over seeds; infinite if the plain optimizer's final loss is not reached.
+        seconds: relative time; only for scoreboards, whose time per step was measured on an idle machine.
     """
 
     optimizer: str
@@ -43,7 +43,7 @@ class Gain(NamedTuple):
 
 
 def gains(name: str) -> Iterator[Gain]:
-    """Of SGD and Adam in an experiment."""
+    """The gains of SGD and Adam in an experiment."""
     found = pairs(evidence.kept()[name].runs)
     board = evidence.kept().get(f"scoreboard-{name}")
     costs = {entry.name: entry.cost for entry in scores(*board)} if board else {}
@@ -55,7 +55,7 @@ def gains(name: str) -> Iterator[Gain]:
 
 
 def extent(name: str) -> str:
-    """How much an experiment ran."""
+    """The size of an experiment."""
     runs = evidence.kept()[name].runs
     seeds = len({run.specification.seed for run in runs})
     (iterations,) = {run.specification.iterations for run in runs}
@@ -64,7 +64,7 @@ def extent(name: str) -> str:
 
 
 def sentence() -> str:
-    """What the picture says."""
+    """The message of the figure."""
     *images, text = (list(gains(name)) for name in EXPERIMENTS)
     sgd, adam = (sorted(round(100 * gain.iterations) for gain in both) for both in zip(*images, strict=True))
     lstm = {gain.optimizer: gain for gain in text}
@@ -79,7 +79,7 @@ def sentence() -> str:
 
 @style.context({**STYLE, "font.size": 10, "axes.titlesize": 10.5}, after_reset=True)
 def draw() -> None:
-    """Draw the picture: narrow, so that a phone shows it whole."""
+    """Draw the figure: narrow enough to fit on a phone."""
     figure = Figure(figsize=(NARROW, 5.9))
     axes = figure.subplots()
     axes.axvline(1, color="black", linewidth=1)
@@ -113,7 +113,7 @@ def draw() -> None:
 
 
 def digest() -> str:
-    """What the picture was drawn from."""
+    """The data of the figure."""
     boards = (f"scoreboard-{name}" for name in EXPERIMENTS)
     names = [name for name in (*EXPERIMENTS, *boards) if name in evidence.kept()]
     return "-".join(evidence.digest(evidence.kept()[name])[:4] for name in names)

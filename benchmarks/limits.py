@@ -1,8 +1,8 @@
 """What limits a fused step: ``python -m benchmarks.limits``.
 
-CPropAdam's rule is compiled again with one part after another taken out, and all variants are run in
-turns on the same 25 M parameters. What a part costs is what its absence saves. Beside that, the time
-that a step spends in Python, from a list of parameters so small that nothing else is left.
+CPropAdam's rule is recompiled without each of its parts, and all variants take turns on the same 25 M
+parameters. The cost of a part is the time saved without it. A list of tiny parameters measures the
+time that a step spends in Python.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = ("param", "exp_avg", "exp_avg_sq", "cprop_m")
 
 
 class Scalars(NamedTuple):
-    """Numbers of the size that a step in mid-training has."""
+    """Scalars with values as in mid-training."""
 
     weight: float = 1e-3
     beta: float = 0.999
@@ -81,12 +81,12 @@ PARTS = (
 
 
 def median(times: list[float]) -> float:
-    """The median in milliseconds."""
+    """The median time in milliseconds."""
     return 1e3 * statistics.median(times)
 
 
 def kernels(rounds: int) -> dict[str, float]:
-    """Milliseconds of each variant over 25 M parameters, and of fused Adam."""
+    """Time in milliseconds of each variant and of fused Adam, for 25 M parameters."""
     generator = torch.Generator().manual_seed(0)
     shapes = [shape for shape in SHAPES["25M"]() if len(shape) == 2]
     params = [torch.nn.Parameter(0.02 * torch.randn(shape, generator=generator)) for shape in shapes]
@@ -117,7 +117,7 @@ def kernels(rounds: int) -> dict[str, float]:
 
 
 def python(rounds: int) -> dict[str, float]:
-    """Microseconds a parameter that a step spends outside its arithmetic."""
+    """Microseconds per parameter that a step spends outside its arithmetic."""
     results = {}
     for name, build in {
         "torch Adam, fused": lambda ps: torch.optim.Adam(ps, fused=True),

@@ -1,7 +1,7 @@
-"""The laboratory's passes through an LSTM against torch's, on a CPU: ``python -m benchmarks.lstm``.
+"""Compares the laboratory's LSTM to torch's on a CPU: ``python -m benchmarks.lstm``.
 
-The three LSTM layers of AWD-LSTM, forward and backward, on random input of a batch's shape. The two take turns, so that
-what else goes on disturbs both.
+The three LSTM layers of AWD-LSTM, forward and backward, on random input with a batch's shape. The two take turns, so
+that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS = 5
 
 
 def measure(precision: torch.dtype) -> dict[str, float]:
-    """Milliseconds of both, forward and backward."""
+    """Time of both in milliseconds, forward and backward."""
     torch.manual_seed(0)
     layers = [layer for layer in AWDLSTM().lstms if isinstance(layer, LSTM)]
     inputs = [torch.randn(TIME, BATCH, layer.input_size, requires_grad=True) for layer in layers]
@@ -45,7 +45,7 @@ def measure(precision: torch.dtype) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, and show a table."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     parser.add_argument("--threads", type=int, default=1, help="a run of the laboratory has one")

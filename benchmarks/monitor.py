@@ -1,7 +1,7 @@
-"""What looking costs: a sample of ``cprop.Monitor`` against training steps: ``python -m benchmarks.monitor``.
+"""Cost of a ``cprop.Monitor`` sample relative to training steps: ``python -m benchmarks.monitor``.
 
-The paper's networks on random data of the right shape, batches of 32, fused CPropAdam. Steps with a monitor attached,
-and steps without, take turns, so that what else goes on disturbs both.
+The paper's networks on random data of the right shape, with batches of 32 and fused CPropAdam. Steps with and without
+a monitor take turns, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 def milliseconds(function: Callable[[], object], times: int) -> float:
-    """A call's time, the median of several."""
+    """The median time of several calls."""
     found = []
     for _ in range(times):
         start = time.perf_counter()
@@ -41,7 +41,7 @@ def milliseconds(function: Callable[[], object], times: int) -> float:
 
 
 def measure(make: Callable[[], nn.Module], shape: tuple[int, ...], times: int) -> dict[str, float]:
-    """The time of a step without and with a monitor that waits, and of a sample."""
+    """The time of a step without a monitor and with an idle one, and the time of a sample."""
     torch.manual_seed(0)
     model = make()
     optimizer = cprop.CPropAdam(model.parameters(), fused=True)
@@ -77,7 +77,7 @@ def measure(make: Callable[[], nn.Module], shape: tuple[int, ...], times: int) -
 
 
 def main() -> None:
-    """Measure, and show a table."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

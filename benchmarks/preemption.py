@@ -1,11 +1,11 @@
-"""Kill a training run again and again, and compare its loss curve to an undisturbed one.
+"""Kills a training run repeatedly, and compares its loss curve to an uninterrupted one.
 
     python -m benchmarks.preemption --kills 20 --json preemption.json
 
-The run is ``examples/fsdp2_dcp.py``: a small language model under FSDP2. At random moments a random
-rank gets a SIGKILL; the run is started again with another number of ranks, and now and then its newest
-checkpoint is damaged before that. Shown is that nothing is lost beyond the last checkpoint, that no
-damaged checkpoint is loaded, and that the losses are those of a run that was left alone.
+The run is ``examples/fsdp2_dcp.py``: a small language model under FSDP2. At random times a random rank
+gets a SIGKILL, and the run restarts with another number of ranks. Sometimes its newest checkpoint is
+damaged before that. The test checks that nothing is lost beyond the last checkpoint, that damaged
+checkpoints are not loaded, and that the losses match those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORLDS = (1, 2, 4)
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on."""
+    """A free port on loopback."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def start(folder: Path, world: int, steps: int, every: int) -> list[subprocess.Popen[bytes]]:
-    """Start the example, one process a rank."""
+    """Start the example, with one process per rank."""
     shared = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
@@ -57,7 +57,7 @@ def start(folder: Path, world: int, steps: int, every: int) -> list[subprocess.P
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Kill what is left of a run: without one of its ranks it can only wait."""
+    """Kill the remaining processes of a run: with a rank missing, they only wait."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -65,7 +65,7 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
-    """The lines that the example has written; the last may be cut off, if its writer was killed."""
+    """The lines that the example has written; the last one may be truncated if its writer was killed."""
     lines = (folder / "log.jsonl").read_text().splitlines() if (folder / "log.jsonl").exists() else []
     entries = []
     for line in lines:
@@ -77,7 +77,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 
 def curve(folder: Path) -> dict[int, float]:
-    """The loss of every step; of a step that was done twice, the one that the run went on from."""
+    """The loss of every step; for a repeated step, the one that the run continued from."""
     return {entry["step"]: entry["loss"] for entry in log(folder) if entry.get("event") == "step"}
 
 
@@ -87,7 +87,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path, rng: random.Random) -> str:
-    """Cut a file of a checkpoint short, flip a bit of it, or take it away."""
+    """Truncate a file of a checkpoint, flip one of its bits, or remove it."""
     file = rng.choice(sorted(p for p in checkpoint.iterdir() if p.stat().st_size > 8))
     content = bytearray(file.read_bytes())
     kind = rng.choice(("cut short", "changed", "removed"))
@@ -102,7 +102,7 @@ def damage(checkpoint: Path, rng: random.Random) -> str:
 
 
 def undisturbed(folder: Path, world: int, steps: int, every: int, patience: float) -> dict[int, float]:
-    """The loss curve of a run that is left alone."""
+    """The loss curve of an uninterrupted run."""
     processes = start(folder, world, steps, every)
     try:
         for process in processes:
@@ -116,7 +116,7 @@ def undisturbed(folder: Path, world: int, steps: int, every: int, patience: floa
 def soak(
     folder: Path, kills: int, steps: int, every: int, seed: int, patience: float, damages: int = 3
 ) -> list[dict[str, Any]]:
-    """Start and kill a run until it has been killed often enough, then let it finish; what happened."""
+    """Start and kill a run the given number of times, then let it finish; return what happened."""
     rng = random.Random(seed)
     events: list[dict[str, Any]] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def soak(
 
 
 def wait_for_start(folder: Path, before: int, processes: list[subprocess.Popen[bytes]], patience: float) -> None:
-    """Wait until a run has said where it goes on from."""
+    """Wait until a run has reported the step it resumes from."""
     deadline = time.monotonic() + patience
     while len(log(folder)) <= before:
         if time.monotonic() > deadline or any(process.poll() is not None for process in processes):

@@ -1,9 +1,8 @@
-"""Write what was measured into the documentation: ``python -m benchmarks.report``.
+"""Writes measured results into the documentation: ``python -m benchmarks.report``.
 
-A page holds its tables between two markers, ``<!-- measured: NAME -->`` and ``<!-- end -->``, and the numbers of its
-sentences between ``<!-- fact: EXPERIMENT; OPTIMIZER; WHAT -->`` and ``<!-- end -->``. They are made here, from
-``benchmarks/results`` and from the runs in ``evidence``, and nowhere else; a test fails if a page says anything
-different.
+A page has its tables between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``, and the numbers in its
+sentences between ``<!-- fact: EXPERIMENT; OPTIMIZER; WHAT -->`` and ``<!-- end -->``. They are generated here,
+only from ``benchmarks/results`` and the runs in ``evidence``; a test fails if a page differs.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def results(name: str) -> Any:
 
 
 def ratios() -> dict[str, dict[str, float]]:
-    """Time against torch's fused Adam, by optimizer and list of parameters."""
+    """Time relative to torch's fused Adam, by optimizer and list of parameters."""
     found: dict[str, dict[str, float]] = {}
     for row in results("step")["rows"]:
         found.setdefault(row["name"], {})[row["shape"]] = row["ratio"]
@@ -42,7 +41,7 @@ def ratios() -> dict[str, dict[str, float]]:
 
 
 def step() -> str:
-    """The step of every optimizer on every list."""
+    """The time per step of every optimizer on every list."""
     headings = ["time relative to torch's fused Adam", *SHAPES]
     return table(
         headings,
@@ -64,7 +63,7 @@ def memory() -> str:
 
 
 def limits() -> str:
-    """CPropAdam's kernel with one part after another taken out."""
+    """CPropAdam's kernel without each of its parts."""
     measured = results("limits")
     adam = measured["kernel_ms"]["torch Adam, fused"]
     rows = [
@@ -86,7 +85,7 @@ def limits() -> str:
 
 
 def formats() -> str:
-    """Training loss by the format of the state."""
+    """Training loss by storage format of the state."""
     final = results("state_formats")["final"]
     return table(
         ["state", "training loss after 10,000 iterations", "standard deviation", "by seed"],
@@ -115,7 +114,7 @@ def time_to_target() -> str:
 
 
 def preemption() -> str:
-    """The outcome of the preemption test."""
+    """The results of the preemption test."""
     run = results("preemption")
     damaged = sum("damaged" in event for event in run["events"])
     worlds = "-".join(str(event["world"]) for event in run["events"])
@@ -127,7 +126,7 @@ def preemption() -> str:
 
 
 def claims() -> str:
-    """The README's sentence on the step."""
+    """The README's sentence on the time per step."""
     names = (
         "bare loop, the bytes of CPropAdam",
         "CPropAdam, fused",
@@ -143,7 +142,7 @@ def claims() -> str:
 
 
 def cost_by_bytes() -> str:
-    """The cost model against the measurement."""
+    """The cost model compared to the measurement."""
     at_25, at_124 = (
         cost_model.check({name: row[shape] for name, row in ratios().items() if shape in row})
         for shape in ("25M", "gpt2-small")
@@ -183,7 +182,7 @@ def cost_at_scale() -> str:
 
 
 def engine() -> str:
-    """What Ray adds to the runs."""
+    """The overhead of Ray."""
     run = results("engine")
     return (
         f"A sweep of {run['runs']} runs of {run['seconds_a_run']:.0f} seconds each on {run['processes']} cores took "
@@ -193,7 +192,7 @@ def engine() -> str:
 
 
 def programme() -> str:
-    """What the paper's experiments cost."""
+    """The cost of the paper's experiments."""
     run = results("programme")
     rows = (
         [name, *Cost(**counted).cells(run["tflops"], run["overhead_ms"])]
@@ -204,7 +203,7 @@ def programme() -> str:
 
 
 def monitor() -> str:
-    """What looking costs."""
+    """The cost of the monitor."""
     run = results("monitor")
     rows = (
         [
@@ -228,7 +227,7 @@ def monitor() -> str:
 
 
 def cell_states() -> str:
-    """What became of the LSTM's cell states."""
+    """The LSTM's cell states over time."""
     found = results("cell_states")
     (steps,) = {tuple(row["step"] for row in run["seen"]) for run in found["runs"]}
     early = steps.index(20)
@@ -252,7 +251,7 @@ def cell_states() -> str:
 
 
 def lstm() -> str:
-    """The laboratory's LSTM against torch's."""
+    """The laboratory's LSTM compared to torch's."""
     measured = results("lstm")
     float32, bfloat16 = (measured["ms"][precision] for precision in ("float32", "bfloat16"))
     return (
@@ -296,7 +295,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def filled(page: str) -> str:
-    """A page with all its measured sections and facts made anew."""
+    """A page with all its measured sections and facts regenerated."""
 
     def section(match: re.Match[str]) -> str:
         kind, _, name = match[1].rpartition(" ")
@@ -312,7 +311,7 @@ def filled(page: str) -> str:
 
 
 def main() -> None:
-    """Bring the pages up to date."""
+    """Update the pages."""
     for path in PAGES:
         path.write_text(filled(path.read_text()))
         print(f"{path.relative_to(ROOT)} is up to date")

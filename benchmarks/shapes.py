@@ -1,4 +1,4 @@
-"""The parameter lists that the step is timed on."""
+"""The parameter lists for timing a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ Shape = tuple[int, ...]
 
 
 def fully_connected() -> list[Shape]:
-    """The paper's 784-300-100-10 network: six tensors, where the cost of a call rules."""
+    """The paper's 784-300-100-10 network: six tensors, dominated by call overhead."""
     return [(300, 784), (300,), (100, 300), (100,), (10, 100), (10,)]
 
 
@@ -24,7 +24,7 @@ def resnet_like() -> list[Shape]:
 
 
 def matrices() -> list[Shape]:
-    """24 square matrices and 24 vectors: 25 M parameters, where memory bandwidth rules."""
+    """24 square matrices and 24 vectors: 25 M parameters, dominated by memory bandwidth."""
     return [(1024, 1024)] * 24 + [(1024,)] * 24
 
 

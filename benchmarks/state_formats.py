@@ -1,7 +1,7 @@
-"""Training loss by the format that the state is kept in: ``python -m benchmarks.state_formats``.
+"""Training loss by storage format of the state: ``python -m benchmarks.state_formats``.
 
-The paper's fully-connected network on Fashion-MNIST, CPropAdam at the paper's learning rate. The
-formats differ by less than the seeds do, or they are not good enough.
+The paper's fully connected network on Fashion-MNIST with CPropAdam, at the paper's learning rate. A
+format is good enough if its effect is smaller than that of the seed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def draw(curves: dict[str, list[list[tuple[int, float, float]]]], path: Path) -> None:
-    """Draw one line a run, one colour a format."""
+    """Draw one line per run, with one color per format."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,7 +1,7 @@
-"""What a step costs: ``python -m benchmarks.step``.
+"""The cost of a step: ``python -m benchmarks.step``.
 
-Every optimizer is stepped in turn on the same parameters and gradients, round after round, so that
-whatever else the machine is doing falls on all rows alike. Ratios are to torch's fused Adam.
+The optimizers take turns on the same parameters and gradients, so that other load on the machine
+affects all of them. Ratios are relative to torch's fused Adam.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cprop.execution import Job, Way, prepare, run_all
 
 REFERENCE = "torch Adam, fused"
 LARGE = 50_000_000
-"""From this many parameters on, only the rows that a reader would choose between are run."""
+"""Number of parameters from which only the most relevant optimizers are run."""
 
 
 @dataclass
 class Row:
-    """What was measured of one optimizer on one list of parameters."""
+    """The measurements of one optimizer on one list of parameters."""
 
     shape: str
     name: str
@@ -67,12 +67,12 @@ class Written(NamedTuple):
 
 
 def bare(x: Mapping[str, Tensor], h: Amount, flags: Written) -> dict[str, Tensor]:
-    """Read the gradient and the named tensors, and write the named tensors: the bytes of a step, no more."""
+    """Read the gradient and the named tensors, and write the named tensors: a step's memory traffic only."""
     return {name: x[name] + x["grad"] * h.value for name in flags.names}
 
 
 class Bare:
-    """A compiled loop over the bytes that a step moves: the limit."""
+    """A compiled loop with only a step's memory traffic: the lower bound."""
 
     def __init__(self, params: list[Tensor], names: tuple[str, ...]) -> None:
         self.params, self.names = params, names
@@ -146,7 +146,7 @@ FEW = (
 
 
 def tensors_in(x: Any) -> Iterator[Tensor]:
-    """Every plain tensor in a state, in quantised ones too."""
+    """Every plain tensor in a state, including those inside quantized tensors."""
     if isinstance(x, dict):
         for value in x.values():
             yield from tensors_in(value)
@@ -158,14 +158,14 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Bytes that an optimizer keeps between steps: state, and the copy of the parameters that the wrapper reuses."""
+    """Bytes that an optimizer keeps between steps: its state, and the wrapper's copy of the parameters."""
     states = [optimizer.state, getattr(getattr(optimizer, "inner", None), "state", {}), getattr(optimizer, "_kept", {})]
     unique = {x.data_ptr(): x.numel() * x.element_size() for state in states for x in tensors_in(dict(state))}
     return sum(unique.values())
 
 
 def temporary_bytes(step: Callable[[], object]) -> int:
-    """The most that a step has allocated at once, beyond what was there before it."""
+    """Peak memory that a step allocates, in addition to what was allocated before."""
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
     results = profile.profiler.kineto_results if profile.profiler else None
@@ -182,7 +182,7 @@ def measure(shape: str, rounds: int, names: list[str]) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     sizes = SHAPES[shape]()
     params = [torch.nn.Parameter(0.02 * torch.randn(size, generator=generator)) for size in sizes]
-    # Three sets in turn: with one and the same gradient there would be no variance to take a root of.
+    # Alternate three sets: with a constant gradient the variance would be zero.
     gradients = [[0.01 * torch.randn(p.shape, generator=generator) for p in params] for _ in range(3)]
     count = sum(p.numel() for p in params)
 
@@ -225,7 +225,7 @@ def measure(shape: str, rounds: int, names: list[str]) -> list[Row]:
 
 
 def show(rows: list[Row], console: Console) -> None:
-    """Print one table a list of parameters."""
+    """Print one table per list of parameters."""
     for shape in dict.fromkeys(row.shape for row in rows):
         table = Table(title=f"One step, {shape}")
         for heading in (
@@ -252,7 +252,7 @@ def show(rows: list[Row], console: Console) -> None:
 
 
 def draw(rows: list[Row], shape: str, path: Path) -> None:
-    """Draw the ratios of one list as bars."""
+    """Draw the ratios of one list as a bar chart."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -293,7 +293,7 @@ def main() -> None:
         count = sum(map(math.prod, SHAPES[shape]()))
         names = [name for name in ROWS if count < LARGE or name in FEW]
         if len(set(SHAPES[shape]())) > 10:
-            # It compiles a kernel for every shape, a quarter of a minute each.
+            # It compiles a kernel for every shape, which takes 15 seconds each.
             names = [name for name in names if "torchao" not in name]
         if arguments.only:
             names = [name for name in names if name == REFERENCE or any(text in name for text in arguments.only)]
@@ -303,7 +303,7 @@ def main() -> None:
 
 
 def save(arguments: argparse.Namespace, rows: list[Row]) -> None:
-    """Write what has been measured so far."""
+    """Write the measurements so far."""
     if arguments.json:
         machine = {
             "cpu": platform.processor() or platform.machine(),

@@ -1,7 +1,7 @@
-"""Seconds to a training loss, with CProp and without: ``python -m benchmarks.time_to_target``.
+"""Seconds to reach a training loss, with and without CProp: ``python -m benchmarks.time_to_target``.
 
-The target is the loss that the plain optimizer, at the paper's learning rate, ends with. Both run in
-turns of 250 iterations, so that whatever else the machine is doing falls on both alike.
+The target is the final loss of the plain optimizer at the paper's learning rate. The two take turns of
+250 iterations, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STRETCH = 250
 
 
 def to_target(training: Training, target: float) -> tuple[int, float] | None:
-    """Iterations and seconds until the mean of four notes first reached the target."""
+    """Iterations and seconds until the mean of four recorded losses first reaches the target."""
     losses = [loss for *_, loss in training.curve]
     for i in range(3, len(losses)):
         if sum(losses[i - 3 : i + 1]) / 4 <= target:
@@ -50,7 +50,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     images, labels = training_images(arguments.data)
-    # Compile before the clock runs: once for each rule on a machine.
+    # Compile before timing: this happens once per rule and machine.
     for _, scaled in PAIRS.values():
         Training(images[:64], labels[:64], 0, scaled).advance(2)
 

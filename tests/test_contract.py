@@ -580,9 +580,7 @@ def test_callable_measure_is_saved_by_name_and_looked_up_on_load(build):
     resumed = build(inputs(), custom_measure)
     resumed.load_state_dict(saved)
     assert resumed.param_groups[0]["cprop_measure"] is custom_measure
-    with pytest.raises(
-        cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not one of ours"
-    ):
+    with pytest.raises(cprop.CheckpointError, match=r"measure 'test_contract\.custom_measure', which is not built in"):
         build(inputs(), "normal").load_state_dict(saved)
 
 
@@ -645,15 +643,18 @@ def test_dcp_state_dict_round_trip(entry, flatten):
     ("spoil", "message"),
     [
         (lambda s: s.pop("state"), r"not an optimizer's state_dict: it needs 'state' and 'param_groups'"),
-        (lambda s: s["param_groups"].append(s["param_groups"][0]), r"has 2 param groups and the optimizer 1: build"),
+        (
+            lambda s: s["param_groups"].append(s["param_groups"][0]),
+            r"has 2 param groups and the optimizer has 1: build",
+        ),
         (lambda s: s["param_groups"][0]["params"].pop(), r"param group 0 has 5 parameters in the checkpoint and 6"),
         (lambda s: s["state"][1].update(cprop_m=torch.zeros(7)), r"state 'cprop_m' has shape \(7,\) .* \(5,\)"),
-        (lambda s: s["state"][1].update(cprop_m="gone"), r"state 'cprop_m' should be a tensor, and is of type str"),
+        (lambda s: s["state"][1].update(cprop_m="gone"), r"state 'cprop_m' should be a tensor, but has type str"),
         (
             lambda s: s["state"][1].pop("cprop_m"),
             r"has state \['cprop_step'.*\] but not \['cprop_m'\]: it is incomplete",
         ),
-        (lambda s: s["param_groups"][0].update(cprop_measure="mine.own"), r"made with measure 'mine\.own'"),
+        (lambda s: s["param_groups"][0].update(cprop_measure="mine.own"), r"saved with measure 'mine\.own'"),
     ],
 )
 @pytest.mark.parametrize(
@@ -742,7 +743,7 @@ def test_sparse_gradients_are_refused_before_anything_moves(entry):
     gradients(params, 0)
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(
-        RuntimeError, match=r"cannot take the sparse gradient of a parameter of shape \(4, 3\) in group 0"
+        RuntimeError, match=r"does not support sparse gradients, .* parameter of shape \(4, 3\) in group 0"
     ):
         optimizer.step()
     assert same(params, inputs())
@@ -753,14 +754,14 @@ def test_sparse_gradients_are_refused_before_anything_moves(entry):
     [
         (
             lambda ps: cprop.CProp(torch.optim.LBFGS(ps)),
-            r"LBFGS evaluates its closure many times .* one gradient a step",
+            r"LBFGS evaluates its closure many times .* one gradient per step",
         ),
-        (lambda ps: cprop.CProp(ps), r"CProp wraps an optimizer, and got list: write CProp\(torch\.optim\.Adam"),
-        (lambda ps: cprop.CProp(cprop.CPropSGD(ps)), r"CPropSGD is scaled by CProp already: wrap the plain optimizer"),
-        (lambda ps: cprop.CProp(cprop.CProp(torch.optim.SGD(ps))), r"CProp is scaled by CProp already"),
+        (lambda ps: cprop.CProp(ps), r"CProp wraps an optimizer, but got list: write CProp\(torch\.optim\.Adam"),
+        (lambda ps: cprop.CProp(cprop.CPropSGD(ps)), r"CPropSGD is already scaled by CProp: wrap the plain optimizer"),
+        (lambda ps: cprop.CProp(cprop.CProp(torch.optim.SGD(ps))), r"CProp is already scaled by CProp"),
         (
             lambda ps: cprop.CProp(schedulefree.AdamWScheduleFree(ps)),
-            r"AdamWScheduleFree keeps other weights for training than for evaluation.* wrap the optimizer that it is",
+            r"AdamWScheduleFree uses different weights for training and evaluation.* wrap the optimizer it is based",
         ),
         (
             lambda ps: cprop.CProp(torch.optim.Adam(ps, differentiable=True)),

@@ -245,7 +245,7 @@ def test_a_tensor_learning_rate_may_have_a_dimension_and_a_scheduler(cls, captur
 def test_foreach_and_fused_exclude_each_other():
     params = inputs()
     gradients(params, 0)
-    with pytest.raises(RuntimeError, match="foreach=True and fused=True exclude each other: choose one"):
+    with pytest.raises(RuntimeError, match="foreach=True and fused=True are mutually exclusive: set only one"):
         cprop.CPropSGD(params, foreach=True, fused=True).step()
 
 
@@ -324,7 +324,7 @@ def test_whatever_measure_works_on_a_tensor_works_on_a_list(build, measure):
 def test_a_measure_that_is_not_of_each_element_alone_says_so():
     params = inputs()
     gradients(params, 0)
-    with pytest.raises(TypeError, match=r"differs between them .*: compute each element from itself alone, or set for"):
+    with pytest.raises(TypeError, match=r"differs between them .*: compute each element independently, or set for"):
         cprop.CPropSGD(params, cprop_measure=lambda m: m.z / max(m.z.shape), foreach=True).step()
     with pytest.raises(RuntimeError, match="ambiguous"):
         cprop.CPropSGD(params, cprop_measure=lambda m: m.z if m.z > 1 else 0 * m.z, foreach=True).step()

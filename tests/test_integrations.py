@@ -93,7 +93,7 @@ def test_the_figure_has_a_panel_a_layer(watch):
     assert [axes.get_title(loc="left") for axes in layers] == ["0", "2"]
     shares = everything.collections[0].get_array().reshape(BINS, len(monitor.samples))
     assert shares[:, -1].tolist() == pytest.approx(list(monitor.samples[-1].total.histogram))
-    with pytest.raises(ValueError, match="there are 1 samples: a figure over time takes two or more"):
+    with pytest.raises(ValueError, match="got 1 samples: a figure over time needs at least 2"):
         figure.scale_over_time(monitor.samples[:1])
 
 

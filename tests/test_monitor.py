@@ -154,7 +154,9 @@ def test_noise_alone_has_no_signal():
     total = monitor.sample().total
     assert abs(total.signal) < 4 * total.signal_error
     assert total.noise == pytest.approx(10_000, rel=0.05)
-    assert any(re.match(r"the gradient's mean cannot be told from its noise: the noise", x) for x in monitor.advice())
+    assert any(
+        re.match(r"the mean gradient cannot be distinguished from noise: the noise", x) for x in monitor.advice()
+    )
 
 
 def test_eps_that_dominates_is_told():
@@ -170,7 +172,7 @@ def test_eps_that_dominates_is_told():
     assert layers["0"].eps_dominates == pytest.approx(7 / 8)  # the weights, and not the biases
     assert layers["2"].eps_dominates == 0.0
     assert monitor.advice() == [
-        "eps dominates in 88 % of 0: lower cprop_eps, down to 0, or CProp holds the learning back there"
+        "eps dominates in 88 % of 0: lower cprop_eps (down to 0), or CProp slows down learning there"
     ]
 
 
@@ -215,7 +217,7 @@ RATE = r"mean conformity above 0\.9 for 2,000 steps: the learning rate is probab
     ("changes", "words"),
     [
         ({"conformity": 0.95}, RATE),
-        ({"silent": 1.0}, r"fc has had no gradient but zero in 2,100 steps: it does not learn"),
+        ({"silent": 1.0}, r"fc has had only zero gradients in 2,100 steps: it does not learn"),
     ],
 )
 def test_advice_on_what_lasts(changes, words):
@@ -302,8 +304,8 @@ def test_nothing_is_said_of_what_has_passed_or_is_well():
 
 @pytest.mark.parametrize(
     ("noise", "words"),
-    [(100.0, r"the gradient noise scale is about 3,200 examples, against batches of 32: larger batches"),
-     (0.01, r"the gradient noise scale is about 0 examples, against batches of 32: smaller batches")],
+    [(100.0, r"the gradient noise scale is about 3,200 examples, and the batch size is 32: larger batches"),
+     (0.01, r"the gradient noise scale is about 0 examples, and the batch size is 32: smaller batches")],
 )  # fmt: skip
 def test_advice_on_batches(noise, words):
     layer = some_layer(noise=noise)
@@ -403,13 +405,13 @@ def test_a_sample_that_falls_due_before_the_first_gradient_is_left_out():
 def test_what_it_refuses():
     p = nn.Parameter(torch.zeros(1))
     with pytest.raises(
-        TypeError, match=r"Adam keeps no statistics to look at: give .* such as cprop.CProp\(optimizer\)"
+        TypeError, match=r"Adam has no CProp statistics to monitor: pass .* such as cprop.CProp\(optimizer\)"
     ):
         cprop.Monitor(torch.optim.Adam([p]))
     optimizer = cprop.CPropSGD([p], lr=0.1)
-    with pytest.raises(ValueError, match="invalid every 0: give a whole number from 1 on"):
+    with pytest.raises(ValueError, match="invalid every 0: it must be an integer of at least 1"):
         cprop.Monitor(optimizer, every=0)
-    with pytest.raises(ValueError, match="invalid batch_size 0: give a whole number from 1 on"):
+    with pytest.raises(ValueError, match="invalid batch_size 0: it must be an integer of at least 1"):
         cprop.Monitor(optimizer, batch_size=0)
     with pytest.raises(ValueError, match="no parameter has had a gradient yet: take a step first"):
         cprop.Monitor(optimizer).sample()
@@ -460,7 +462,9 @@ def test_elements_that_are_not_finite_are_counted(build):
         optimizer.step()
     assert [sample.not_finite for sample in monitor.samples] == [0, 2, 0]
     assert monitor.samples[1].scalars()["cprop/not_finite"] == 2
-    assert monitor.advice()[0].startswith("in 1 of 3 samples some elements of the gradient were NaN or infinite, 2 at")
+    assert monitor.advice()[0].startswith(
+        "1 of 3 samples had NaN or infinite gradient elements, at most 2, which count"
+    )
 
 
 def test_a_monitor_and_a_sample_are_shown_on_one_line():

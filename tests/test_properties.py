@@ -85,13 +85,13 @@ def test_scale_is_within_1e5_of_the_oracle(stream, beta, eps):
 
 
 INVALID = [
-    ({"beta": 1.0}, r"invalid cprop_beta 1\.0: the horizon must lie in \[0, 1\); 0\.999 looks back"),
+    ({"beta": 1.0}, r"invalid cprop_beta 1\.0: the horizon must be in \[0, 1\); 0\.999 looks back"),
     ({"beta": -0.1}, r"invalid cprop_beta -0\.1"),
     ({"beta": math.nan}, r"invalid cprop_beta nan"),
-    ({"c": 0.0}, r"invalid cprop_c 0\.0: the overconfidence must lie in \(0, inf\]; 1 is the paper's"),
+    ({"c": 0.0}, r"invalid cprop_c 0\.0: the overconfidence must be in \(0, inf\]; the paper uses 1"),
     ({"c": -1.0}, r"invalid cprop_c -1\.0"),
     ({"c": math.nan}, r"invalid cprop_c nan"),
-    ({"eps": -1e-8}, r"invalid cprop_eps -1e-08: it must lie in \[0, inf\); 1e-8 is the paper's"),
+    ({"eps": -1e-8}, r"invalid cprop_eps -1e-08: it must be in \[0, inf\); the paper uses 1e-8"),
     ({"eps": math.inf}, r"invalid cprop_eps inf"),
     ({"measure": "cauchy"}, r"unknown measure 'cauchy': choose one of 'normal'"),
 ]
@@ -126,15 +126,15 @@ def test_invalid_settings_of_the_natives(cls, setting, message):
         (cprop.CPropSGD, {"lr": torch.ones(2)}, r"a tensor lr must have one element"),
         (cprop.CPropSGD, {"momentum": -0.5}, r"invalid momentum -0\.5: it must be at least 0"),
         (cprop.CPropSGD, {"weight_decay": -0.5}, r"invalid weight_decay -0\.5: it must be at least 0"),
-        (cprop.CPropSGD, {"nesterov": True}, r"nesterov needs momentum > 0 and dampening = 0, and got momentum 0\.0"),
+        (cprop.CPropSGD, {"nesterov": True}, r"nesterov needs momentum > 0 and dampening = 0, but got momentum 0\.0"),
         (cprop.CPropAdam, {"lr": -1.0}, r"invalid lr -1\.0"),
         (cprop.CPropAdam, {"eps": -1.0}, r"invalid eps -1\.0: it must be at least 0"),
-        (cprop.CPropAdam, {"betas": (1.0, 0.999)}, r"invalid betas\[0\] 1\.0: it must lie in \[0, 1\)"),
+        (cprop.CPropAdam, {"betas": (1.0, 0.999)}, r"invalid betas\[0\] 1\.0: it must be in \[0, 1\)"),
         (cprop.CPropAdam, {"betas": (0.9, -1.0)}, r"invalid betas\[1\] -1\.0"),
         (cprop.CPropAdamW, {"weight_decay": -0.5}, r"invalid weight_decay -0\.5"),
-        (cprop.CPropRMSprop, {"alpha": 1.5}, r"invalid alpha 1\.5: it must lie in \[0, 1\)"),
+        (cprop.CPropRMSprop, {"alpha": 1.5}, r"invalid alpha 1\.5: it must be in \[0, 1\)"),
         (cprop.CPropRMSprop, {"momentum": -1.0}, r"invalid momentum -1\.0"),
-        (cprop.CPropAdaBound, {"gamma": 0.0}, r"invalid gamma 0\.0: it must lie in \(0, 1\)"),
+        (cprop.CPropAdaBound, {"gamma": 0.0}, r"invalid gamma 0\.0: it must be in \(0, 1\)"),
         (cprop.CPropAdaBound, {"final_lr": -0.1}, r"invalid final_lr -0\.1"),
     ],
 )

@@ -25,11 +25,11 @@ ARGUMENTS = {  # what a constructor wants beyond parameters and a learning rate
 }
 REFUSED = {  # by CProp, when it is wrapped
     "lbfgs": "evaluates its closure many times",
-    "magma": "in place of 'state' and 'param_groups'",
-    "schedulefreeadamw": "other weights for training than for evaluation",
-    "schedulefreeradam": "other weights for training than for evaluation",
-    "schedulefreesgd": "other weights for training than for evaluation",
-    "splus": "other weights for training than for evaluation",
+    "magma": "instead of 'state' and 'param_groups'",
+    "schedulefreeadamw": "different weights for training and evaluation",
+    "schedulefreeradam": "different weights for training and evaluation",
+    "schedulefreesgd": "different weights for training and evaluation",
+    "splus": "different weights for training and evaluation",
 }
 WARNED = {  # of weights in their state
     *("a2grad", "accsgd", "adasmooth", "dadaptadagrad", "dadaptsgd", "focus", "madgrad", "prodigy", "ranger"),

@@ -1,8 +1,8 @@
-"""The arithmetic that rules are written in.
+"""The arithmetic that rules are written in: torch's multiply-adds, and quotients with a deferred division.
 
-torch's multiply-adds, with the weight a number or a 0-dim tensor: a number takes torch's own kernel,
-so that a rule equals torch's optimizer to the bit; a tensor, which those kernels refuse, takes the
-same formula without reading the tensor back to the host. And quotients that are not divided yet.
+A weight is a Python number or a 0-dim tensor. A number uses torch's own kernel, so that a rule matches
+torch's optimizer bit for bit. Those kernels do not accept a tensor; it uses the same formula instead,
+without a host synchronization.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Number: TypeAlias = float | Tensor
-"""A Python number, or a 0-dim tensor where reading the number would cost a synchronisation."""
+"""A Python number, or a 0-dim tensor if reading its value would cost a host synchronization."""
 
 __all__ = [
     "Divisor",
@@ -36,9 +36,9 @@ __all__ = [
 
 
 class Quotient(NamedTuple):
-    """A factor that is not divided yet, so that its division can be merged with another one.
+    """A factor whose division is deferred, so that it can be merged with another one.
 
-    Division is what a compiled step waits for; a quotient of products has one.
+    Division is the slowest part of a compiled step; a quotient of products needs only one.
     """
 
     numerator: Tensor
@@ -49,7 +49,7 @@ Factor: TypeAlias = Tensor | Quotient
 
 
 class Divisor(NamedTuple):
-    """A scalar to divide by, and its inverse for where multiplying is faster."""
+    """A scalar to divide by, and its inverse for when multiplying is faster."""
 
     value: Number
     inverse: Number
@@ -61,7 +61,7 @@ class Divisor(NamedTuple):
 
 
 def divide(x: Tensor, by: Divisor) -> Tensor:
-    """``x / by``: as torch does it where the divisor is a number, and by its inverse where it is a tensor."""
+    """``x / by``: as torch does it if the divisor is a number; multiplied by its inverse if it is a tensor."""
     return x * by.inverse if isinstance(by.value, Tensor) else x / by.value
 
 
@@ -99,9 +99,9 @@ def lerp(x: Tensor, y: Tensor, weight: Number) -> Tensor:
 
 
 def as_scalar(x: Number, dtype: torch.dtype) -> Tensor:
-    """A number as a 0-dim tensor for functions that take no other.
+    """A number as a 0-dim tensor, for functions that accept only tensors.
 
-    It lies on the host, whatever the default device is: an operation takes it from there without waiting.
+    The tensor is on the CPU, whatever the default device: operations read it from there without synchronizing.
     """
     return x if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype, device="cpu")
 
@@ -114,17 +114,17 @@ def clamp(x: Tensor, low: Number, high: Number) -> Tensor:
 
 
 def one_minus_power(beta: Number, t: Number) -> Number:
-    r"""The bias correction :math:`1 - \beta^t`, to full precision in either type.
+    r"""The bias correction :math:`1 - \beta^t`, at full precision for numbers and tensors.
 
-    A float32 tensor would keep three digits of :math:`1 - 0.999`; ``expm1`` keeps them all. The logarithm of
-    :math:`\beta = 0` is a number so low that its powers vanish: times :math:`t = 0`, infinity would be NaN.
+    In float32, :math:`1 - 0.999` keeps only three digits; ``expm1`` keeps all of them. For :math:`\beta = 0` the
+    logarithm is clamped to -1000, because infinity times :math:`t = 0` would be NaN.
 
     Example:
         >>> round(one_minus_power(0.9, 2.0), 6)
         0.19
         >>> round(one_minus_power(0.999, torch.tensor(1.0)).item(), 9)
         0.001
-        >>> one_minus_power(0.0, torch.tensor([0.0, 1.0])).abs()  # whatever sign a processor gives to zero
+        >>> one_minus_power(0.0, torch.tensor([0.0, 1.0])).abs()  # the sign of zero depends on the processor
         tensor([0., 1.])
     """
     if isinstance(t, Tensor):
@@ -135,10 +135,10 @@ def one_minus_power(beta: Number, t: Number) -> Number:
 
 
 def squarable_or_zero(x: Tensor) -> Tensor:
-    r"""Replace NaN, infinity, and numbers whose square is not safely finite by zero.
+    r"""Replace NaN, infinity, and numbers whose square might overflow with zero.
 
-    The limit is 2**60, about 1e18, in float32: a square then leaves room for the factor :math:`1 / (n - 1)` of the
-    standard error, which is at most :math:`1 / \beta`.
+    The limit in float32 is 2**60, about 1e18. It leaves room for the factor :math:`1 / (n - 1)` of the standard
+    error, which is at most :math:`1 / \beta`.
 
     Example:
         >>> squarable_or_zero(torch.tensor([1.0, torch.nan, -torch.inf, 1e18, 1e21]))
@@ -147,8 +147,8 @@ def squarable_or_zero(x: Tensor) -> Tensor:
     exponent = math.frexp(torch.finfo(x.dtype).max)[1]
     if isinstance(x, Tensor):
         return torch.where(torch.abs(x) < 2.0 ** (exponent // 2 - 4), x, 0.0)
-    # There are no comparisons of lists. Multiplied by a power of two, the same numbers overflow, and all others keep
-    # their digits.
+    # torch has no foreach comparisons. Multiplying by a power of two makes the same numbers overflow, and is exact
+    # for all others.
     scale = 2.0 ** (exponent // 2 + 4)
     return torch.nan_to_num(x * scale, nan=0.0, posinf=0.0, neginf=0.0) * (1 / scale)
 
@@ -164,22 +164,22 @@ _ROOT: Final = (
     -0.0001363501882502475,
     1.8672712939387624e-05,
 )
-"""Coefficients, from z to z^9, of a polynomial near the fourth root of 1 / (1 - s) on [0, 5.5]."""
+"""Coefficients, from z to z^9, of a polynomial that approximates the fourth root of 1 / (1 - s) on [0, 5.5]."""
 
 
 def normal_as_quotient(z: Tensor) -> Quotient:
-    r"""Probability that a standard normal variable is nearer to zero than :math:`z \ge 0`, in float32.
+    r"""Probability that a standard normal variable is closer to zero than :math:`z \ge 0`, in float32.
 
     .. math::
         s(z) = \operatorname{erf}(z / \sqrt 2) \approx 1 - 1 / p(z)^4
 
-    with a polynomial :math:`p` of degree nine, in the manner of Abramowitz and Stegun 7.1.28. The error is below 1e-6.
+    with a polynomial :math:`p` of degree nine, as in Abramowitz and Stegun 7.1.28. The error is below 1e-6.
 
     Example:
         >>> divided(normal_as_quotient(torch.tensor([0.0, 1.0, 100.0])))
         tensor([0.0000, 0.6827, 1.0000])
     """
-    z = torch.clamp_max(z, 5.5)  # where 1 - s is 4e-8, and the power far from overflow
+    z = torch.clamp_max(z, 5.5)  # there 1 - s is 4e-8, and the power is far from overflow
     p = z * _ROOT[-1] + _ROOT[-2]
     for coefficient in _ROOT[-3::-1]:
         p = z * p + coefficient

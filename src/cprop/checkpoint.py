@@ -1,11 +1,10 @@
-"""How a ``state_dict`` is read: matched to parameters, checked, and cast, before anything changes.
+"""Reading a ``state_dict``: matched to parameters, checked and cast before anything changes.
 
-torch's own ``load_state_dict`` casts floating state to the parameter's dtype, all but the key
-``step``. For bfloat16 parameters that would round the statistics to three digits and the counter
-to multiples of a power of two; so the optimizers here read their state themselves.
+torch's own ``load_state_dict`` casts floating-point state to the parameter's dtype, except for the
+key ``step``. With bfloat16 parameters this would round the statistics to three digits, and large
+step counters to multiples of a power of two. So the optimizers here read their state themselves.
 
-Whatever is wrong with a checkpoint, the answer is a :class:`CheckpointError`, and the optimizer is
-as it was.
+Any problem with a checkpoint raises a :class:`CheckpointError` and leaves the optimizer unchanged.
 """
 
 from __future__ import annotations
@@ -37,43 +36,42 @@ __all__ = [
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that does not fit, or is damaged; nothing of it was loaded."""
+    """A checkpoint is damaged or does not match the optimizer; none of it was loaded."""
 
 
 @contextmanager
 def refusing_what_does_not_fit() -> Iterator[None]:
-    """Turn whatever goes wrong while a checkpoint is read into a :class:`CheckpointError`."""
+    """Turn any exception while reading a checkpoint into a :class:`CheckpointError`."""
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"the checkpoint does not fit this optimizer ({type(error).__name__}: {error}): it is damaged, "
-            "or of an optimizer with other settings"
+            f"the checkpoint does not match this optimizer ({type(error).__name__}: {error}): it is damaged, "
+            "or was saved by an optimizer with other settings"
         ) from error
 
 
 def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
-    """The saved state of each parameter, by position in the groups as torch does it.
+    """The saved state of each parameter, matched by position in the groups as in torch.
 
-    An optimizer may keep state that is no parameter's, under keys of its own: that is left out.
+    State that belongs to no parameter, which some optimizers keep under their own keys, is skipped.
 
     Raises:
-        CheckpointError: if the groups or the parameters differ in number, or the state is not what
-            a ``state_dict`` holds.
+        CheckpointError: if the number of groups or parameters differs, or this is not a ``state_dict``.
     """
     try:
         saved_groups, saved_state = state_dict["param_groups"], state_dict["state"]
         saved_ids = [list(group["params"]) for group in saved_groups]
     except (KeyError, TypeError) as error:
         raise CheckpointError(
-            "this is not an optimizer's state_dict: it needs 'state' and 'param_groups', and each group "
-            f"its 'params' ({error!r})"
+            "this is not an optimizer's state_dict: it needs 'state' and 'param_groups', and 'params' in each group "
+            f"({error!r})"
         ) from error
     if len(saved_groups) != len(groups):
         raise CheckpointError(
-            f"the checkpoint has {len(saved_groups)} param groups and the optimizer {len(groups)}: "
+            f"the checkpoint has {len(saved_groups)} param groups and the optimizer has {len(groups)}: "
             "build the optimizer with the groups it was saved with"
         )
     for index, (ids, group) in enumerate(zip(saved_ids, groups, strict=True)):
@@ -84,70 +82,70 @@ def match(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> dict[T
             )
     params = dict(zip(chain(*saved_ids), chain(*(group["params"] for group in groups)), strict=True))
     if len(params) != sum(map(len, saved_ids)):
-        raise CheckpointError("the checkpoint names a parameter twice: it is damaged")
+        raise CheckpointError("the checkpoint lists a parameter twice: it is damaged")
     of_parameters = {i: entries for i, entries in saved_state.items() if i in params}
     for i, entries in of_parameters.items():
         if not isinstance(entries, Mapping) or not all(isinstance(key, str) for key in entries):
-            raise CheckpointError(f"the state of parameter {i!r} is no dictionary of named entries: it is damaged")
+            raise CheckpointError(f"the state of parameter {i!r} is not a dictionary with string keys: it is damaged")
     return {params[i]: dict(entries) for i, entries in of_parameters.items()}
 
 
 def check_tensor(key: str, saved: Any, shape: torch.Size) -> Tensor:
-    """A saved tensor of real or complex numbers, if it is one and of the right shape.
+    """Return a saved tensor if it is floating-point or complex and has the right shape.
 
     Raises:
         CheckpointError: if it is not.
     """
     if not isinstance(saved, Tensor):
-        raise CheckpointError(f"state {key!r} should be a tensor, and is of type {type(saved).__name__}")
+        raise CheckpointError(f"state {key!r} should be a tensor, but has type {type(saved).__name__}")
     if not (saved.is_floating_point() or saved.is_complex()):
-        raise CheckpointError(f"state {key!r} should hold floating-point numbers, and holds {saved.dtype}")
+        raise CheckpointError(f"state {key!r} should be floating-point or complex, but has dtype {saved.dtype}")
     if saved.shape != shape:
         raise CheckpointError(
             f"state {key!r} has shape {tuple(saved.shape)} in the checkpoint and should have {tuple(shape)}: "
-            "the checkpoint is of another model, or the parameters are in another order"
+            "the checkpoint belongs to another model, or the parameters are in another order"
         )
     return saved
 
 
 def check_counter(key: str, saved: Any) -> float:
-    """A saved number of steps, from a tensor or a number.
+    """A saved step counter, from a tensor or a number.
 
     Raises:
-        CheckpointError: if it is neither, or not a number of steps.
+        CheckpointError: if it is neither, or not a valid number of steps.
     """
     if isinstance(saved, Tensor) and saved.numel() != 1:
-        raise CheckpointError(f"state {key!r} should be one number, and has shape {tuple(saved.shape)}")
+        raise CheckpointError(f"state {key!r} should be one number, but has shape {tuple(saved.shape)}")
     if isinstance(saved, bool) or not isinstance(saved, int | float | Tensor):
-        raise CheckpointError(f"state {key!r} should be a number, and is of type {type(saved).__name__}")
+        raise CheckpointError(f"state {key!r} should be a number, but has type {type(saved).__name__}")
     value = float(saved)
     if not (0 <= value < math.inf):
-        raise CheckpointError(f"state {key!r} is {value}, which is no number of steps")
+        raise CheckpointError(f"state {key!r} is {value}, which is not a valid number of steps")
     return value
 
 
 def all_or_none(saved: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    """Refuse state of which a part is missing: going on from half of it would go wrong silently."""
+    """Raise if only part of the state is there: continuing from it would be silently wrong."""
     missing = [key for key in keys if key not in saved]
     if missing and len(missing) < len(keys):
         present = [key for key in keys if key in saved]
         raise CheckpointError(
-            f"the checkpoint has state {present} but not {missing}: it is incomplete, or of an optimizer with "
-            "other settings"
+            f"the checkpoint has state {present} but not {missing}: it is incomplete, or was saved by an optimizer "
+            "with other settings"
         )
 
 
 def is_placeholder(saved: Mapping[str, Any]) -> bool:
-    """Whether saved state stands for a parameter that had not had a gradient."""
+    """Whether saved state is a placeholder for a parameter that has never had a gradient."""
     return STEP in saved and check_counter(STEP, saved[STEP]) == 0 and saved.get("step", 0) == 0
 
 
 MEASURE: Final = "cprop_measure"
-"""The one setting that may be a function, or an object that is called: it is looked up and never copied."""
+"""The one setting that may be a callable: it is looked up by name and never copied."""
 
 
 def kind(value: Any) -> Any:
-    """What sort of setting a value is: a number may replace a number, and nothing else."""
+    """The kind of a setting's value: a number may only replace a number."""
     if isinstance(value, Tensor):
         return "number" if value.numel() == 1 else "tensor"
     if isinstance(value, bool):
@@ -162,12 +160,12 @@ def kind(value: Any) -> Any:
 
 
 def is_needed(name: str, present: Any) -> bool:
-    """Whether a setting is a number, or numbers, of the algorithm: without it the checkpoint is of another one."""
+    """Whether a setting is a numeric hyperparameter of the algorithm, which every checkpoint of it has."""
     return not name.startswith(PREFIX) and (kind(present) == "number" or isinstance(present, Sequence | Tensor))
 
 
 def acceptable(present: Any) -> tuple[Any, ...]:
-    """The sorts of setting that may replace one: ``None`` stands for a switch, or a number, that is not set."""
+    """The kinds of values that may replace a setting: ``None`` may become a switch or a number."""
     if present is None:
         return "NoneType", "switch", "number"
     return (kind(present), "NoneType") if isinstance(present, bool) else (kind(present),)
@@ -179,20 +177,20 @@ def merge_settings(
     defaults: Iterable[str],
     known: Collection[str],
 ) -> list[dict[str, Any]]:
-    """A copy of the saved groups, with the settings they lack taken from the optimizer as it stands.
+    """A copy of the saved groups, with missing settings filled in from the optimizer.
 
-    A checkpoint of a plain optimizer has no settings of ours, and one of an older version lacks newer switches. A
-    measure that is a function is saved by name only: it is looked up in the optimizer that loads.
+    A checkpoint of a plain optimizer has none of CProp's settings, and one of an older version lacks newer flags. A
+    callable measure is saved by name only, and taken from the optimizer that loads.
 
     Args:
         saved_groups: the checkpoint's groups.
-        groups: the optimizer's, as many.
-        defaults: the settings to take from the optimizer where a saved group lacks them.
-        known: the settings of which it is known that their sort never changes.
+        groups: the optimizer's groups, of the same number.
+        defaults: the settings to take from the optimizer if a saved group lacks them.
+        known: the settings whose kind never changes.
 
     Raises:
-        CheckpointError: if a number that the algorithm needs is missing, a known setting is of another sort than the
-            optimizer's, or a saved measure is neither known nor the one the optimizer was built with.
+        CheckpointError: if a hyperparameter is missing, a known setting has another kind than in the optimizer,
+            or a saved measure is neither a named one nor the optimizer's.
     """
     merged = []
     for index, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
@@ -200,13 +198,13 @@ def merge_settings(
             if kind(saved[name]) not in acceptable(group[name]):
                 raise CheckpointError(
                     f"{name!r} of param group {index} is {saved[name]!r} in the checkpoint and {group[name]!r} in the "
-                    "optimizer: the checkpoint is damaged, or of another optimizer"
+                    "optimizer: the checkpoint is damaged, or belongs to another optimizer"
                 )
         missing = [name for name in defaults if is_needed(name, group.get(name)) and name not in saved]
         if missing:
             raise CheckpointError(
                 f"param group {index} of the checkpoint has no {', '.join(map(repr, missing))}, which this optimizer "
-                "needs: it is of another algorithm; build the one it was saved with, or start without its state"
+                "needs: it was saved by another algorithm; build that one, or start without the checkpoint"
             )
         present = group[MEASURE]
         measure = saved.get(MEASURE, present)
@@ -214,11 +212,11 @@ def merge_settings(
             measure = present
         elif measure not in MEASURES:
             raise CheckpointError(
-                f"the checkpoint was made with measure {measure!r}, which is not one of ours: "
+                f"the checkpoint was saved with measure {measure!r}, which is not built in: "
                 "build the optimizer with that function as its measure, then load"
             )
         lacking = {name: group[name] for name in (*defaults, "param_names") if name in group and name not in saved}
-        # Copies, each for itself: a tensor learning rate is written to by its scheduler.
+        # Separate copies, because a scheduler writes into a tensor learning rate.
         copies = {name: copy.deepcopy(value) for name, value in saved.items() if name != MEASURE}
         merged.append({**copies, **lacking, MEASURE: measure})
     return merged

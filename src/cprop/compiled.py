@@ -1,13 +1,12 @@
-"""Rules as compiled kernels: traced once for each kind of input, and never again.
+"""Rules as compiled kernels, traced once per kind of input.
 
-A rule is traced with its tensors as vectors of a length that is an argument, and its scalars as the
-elements of one small tensor, so that neither another shape nor another learning rate is a new
-kernel. A kernel never looks at a tensor's shape: it takes the memory from its beginning on, and the
-caller has seen to it that all tensors fill theirs in the same order.
+A rule is traced on vectors whose length is an argument, with its scalars in one small tensor. So
+neither a new shape nor a new learning rate recompiles the kernel. A kernel ignores the tensors'
+shapes and treats their memory as a vector; the caller checks that all of them are dense and in the
+same order.
 
-The graph goes to Inductor directly. ``torch.compile`` would hand it the same graph, and then check
-at every call whether its guess about the caller's Python still holds: 61 µs a call here instead of
-8, and a step makes one call a parameter.
+The graph goes directly to Inductor. ``torch.compile`` would compile the same graph, but check its
+guards on every call: 61 µs per call instead of 8, and a step makes one call per parameter.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ Kernel = Callable[..., Any]
 
 
 class Call(NamedTuple):
-    """What a kernel is told besides its tensors: a rule's scalars, and the number of the step."""
+    """A kernel's arguments besides its tensors: the rule's scalars, and the step."""
 
     scalars: Any
     t: Number
 
 
 LONG: Final = 1 << 14
-"""From this many elements on, a loop on a CPU is worth waking other threads for, which takes 10 to 50 µs."""
+"""Number of elements from which a CPU kernel runs in parallel: waking other threads takes 10 to 50 µs."""
 
 _TRACING_LENGTH: Final = 1 << 20
-"""Long enough for Inductor to decide that a loop is worth threads, unless it is told otherwise."""
+"""Long enough for Inductor to parallelize the loop, unless it is told not to."""
 
 _OPTIONS: Final = {
-    # Multiply-adds may be contracted. Without it a step takes a fifth longer.
+    # Allow fused multiply-adds. Without them a step takes 20 % longer.
     "cpp.enable_floating_point_contract_flag": "fast",
-    # The shapes are not to be looked at: see above.
+    # Kernels ignore shapes: see above.
     "size_asserts": False,
 }
 
 
 def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
-    """The finite numbers in nested named tuples, and what is left when they are taken out.
+    """Split nested named tuples into their finite numbers and the remaining structure.
 
-    A switch, or an infinite number, stays where it is: it chooses a formula (``c = inf``), not a value in one.
+    Switches and infinite numbers stay in the structure: they select a formula (``c = inf``) and are not a value in one.
     """
     numbers: list[Number] = []
 
@@ -74,7 +73,7 @@ def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
 
 
 def unflatten(numbers: Sequence[Any], structure: tuple[Any, ...]) -> Any:
-    """Put numbers back to where :func:`flatten` took them from."""
+    """Undo :func:`flatten`."""
     remaining = iter(numbers)
 
     def fill(x: Any) -> Any:
@@ -86,25 +85,25 @@ def unflatten(numbers: Sequence[Any], structure: tuple[Any, ...]) -> Any:
 
 
 def how_many(structure: tuple[Any, ...]) -> int:
-    """How many numbers a structure holds."""
+    """How many numbers a structure contains."""
     return sum(how_many(item) if isinstance(item, tuple) else item is None for item in structure)
 
 
 class Packed(NamedTuple):
-    """A call's numbers in one small tensor, and where each belongs."""
+    """A call's numbers in one small tensor, and the structure they belong to."""
 
     numbers: Tensor
     structure: tuple[Any, ...]
 
 
 def pack(call: Call, dtype: torch.dtype, device: torch.device) -> Packed:
-    """Pack a call for kernels of a device whose scalars are of a dtype."""
+    """Pack a call for kernels on a device, with scalars of the given dtype."""
     numbers, structure = flatten(call)
     return Packed(in_one_tensor(numbers, dtype, device), structure)
 
 
 def in_one_tensor(numbers: Sequence[Number], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers as a kernel takes them: in its text they would be compiled into it."""
+    """Numbers as a tensor argument of a kernel, so that they are not compiled into it as constants."""
     if any(isinstance(number, Tensor) for number in numbers):
         return torch.stack([torch.as_tensor(x, dtype=dtype, device=device) for x in numbers])
     packed = torch.tensor(numbers, dtype=dtype, device="cpu")
@@ -112,17 +111,17 @@ def in_one_tensor(numbers: Sequence[Number], dtype: torch.dtype, device: torch.d
 
 
 class Kind(NamedTuple):
-    """What the inputs of one kernel have in common, besides the rule."""
+    """What the inputs of a kernel have in common, besides the rule."""
 
     names: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
     device: torch.device
     long: bool
-    """Whether they have ``LONG`` elements or more."""
+    """Whether they have at least ``LONG`` elements."""
 
     @property
     def number_dtype(self) -> torch.dtype:
-        """Scalars are float64 if anything is."""
+        """The dtype of the scalars: float64 if any tensor is, else float32."""
         return torch.float64 if torch.float64 in self.dtypes else torch.float32
 
 
@@ -131,24 +130,24 @@ _compiling: Final = Lock()
 
 
 def cached(measure: str | Measure, key: Hashable, build: Callable[[], Kernel]) -> Kernel:
-    """A kernel from the cache, compiled if it is not there.
+    """A kernel from the cache, compiled if it is missing.
 
-    A measure may be any callable: one that cannot be hashed, or a method of a large object. So kernels are kept by the
-    measure's identity, and only as long as it lives.
+    A measure may be any callable, even an unhashable one or a method of a large object. So kernels are cached by the
+    measure's identity, and only for its lifetime.
 
     Args:
-        measure: what the kernel computes the conformity by.
-        key: everything else that tells it from other kernels.
-        build: compiles it.
+        measure: the measure that the kernel computes.
+        key: everything else that distinguishes it from other kernels.
+        build: compiles the kernel.
     """
     name: Hashable = measure if isinstance(measure, str) else id(measure)
     kernels = _kernels.get(name, {})
     if key not in kernels:
-        with _compiling:  # one thread at a time: Inductor is not made for two
+        with _compiling:  # Inductor is not thread-safe
             if name not in _kernels and not isinstance(measure, str):
                 try:
                     weakref.finalize(measure, _kernels.pop, name, None)
-                except TypeError:  # an object without weak references, such as a named tuple: it has to stay
+                except TypeError:  # no weak references, as for a named tuple: keep the object alive
                     _kernels[name] = {None: measure}
             kernels = _kernels.setdefault(name, {})
             if key not in kernels:
@@ -162,8 +161,8 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
     Args:
         rule: the rule to compile.
         flags: its flags, the measure among them.
-        structure: of its scalars, from :func:`pack`.
-        kind: of its tensors, which will be given in the order of ``kind.names``.
+        structure: the structure of its scalars, from :func:`pack`.
+        kind: the kind of its tensors, which are passed in the order of ``kind.names``.
     """
     names, dtypes, device, long = kind
 
@@ -176,7 +175,7 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
             apply(rule, dict(zip(names, tensors, strict=True)), call.scalars, own, call.t)
             return ()
 
-        # Sizes that are equal here are one symbol in the graph: all lengths are the first argument.
+        # Equal sizes become one symbol in the graph, so all lengths equal the first argument.
         example: list[Any] = [
             _TRACING_LENGTH,
             *(vector(device, dtype) for dtype in dtypes),
@@ -188,22 +187,22 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
 
 
 def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | Measure:
-    """The measure as a kernel computes it on a device, in a precision."""
+    """The measure that a kernel uses for a device and dtype."""
     return for_cpu_kernels(measure) if device.type == "cpu" and dtype == torch.float32 else measure
 
 
 def traced(run: Callable[..., Any], example: list[Any], threads: bool) -> Kernel:
-    """Compile a function of a length, tensors and one tensor of numbers; the example's sizes are not its own.
+    """Compile a function of a length, vectors and one tensor of numbers, for vectors of any length.
 
     Args:
         run: the function.
-        example: arguments such as it will get; vectors as long as :data:`_TRACING_LENGTH`, and the numbers last.
-        threads: whether it may wake other threads on a CPU.
+        example: example arguments: vectors of length :data:`_TRACING_LENGTH`, and the numbers last.
+        threads: whether the kernel may use several threads on a CPU.
 
     Raises:
-        RuntimeError: if there is no working compiler, or no folder to compile in.
+        RuntimeError: if there is no working compiler, or no writable cache folder.
     """
-    # Importing these takes a second, and most programs never need it.
+    # These imports take a second, and most programs do not need them.
     import torch._inductor
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -217,19 +216,19 @@ def traced(run: Callable[..., Any], example: list[Any], threads: bool) -> Kernel
         causes = list(chain_of(error))
         if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
             raise RuntimeError(
-                "fused=True compiles C++, and no compiler works here: install one (Debian: apt install g++), name "
-                f"yours in the environment variable CXX, or set fused=False ({error})"
+                "fused=True needs a C++ compiler, and none works here: install one (Debian: apt install g++), set the "
+                f"environment variable CXX to yours, or set fused=False ({error})"
             ) from error
         if any(isinstance(cause, OSError) for cause in causes):
             raise RuntimeError(
-                "fused=True keeps compiled kernels in a folder, and cannot write there: name another one in the "
-                f"environment variable TORCHINDUCTOR_CACHE_DIR, or set fused=False ({error})"
+                "fused=True cannot write to its folder for compiled kernels: set the environment variable "
+                f"TORCHINDUCTOR_CACHE_DIR to a writable folder, or set fused=False ({error})"
             ) from error
         raise
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it came from."""
+    """An exception and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

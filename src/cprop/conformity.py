@@ -1,17 +1,17 @@
-r"""Statistics in, scale out: section 2 of the paper as pure functions.
+r"""From statistics to the scale: section 2 of the paper as pure functions.
 
-Everything here is element-wise and free of state: no in-place operation, no branch on the value of
-a tensor, no host synchronisation. The symbols are the paper's:
+Everything here is element-wise and stateless: no in-place operations, no branches on tensor values,
+no host synchronization. The symbols are the paper's:
 
 ==========  =======================================================================
 ``m_hat``   bias-corrected running mean of the gradient, :math:`\hat m_t`
 ``v_hat``   bias-corrected running mean of its square, :math:`\hat v_t`
 ``a_hat``   bias-corrected running mean of its absolute value (relative rate only)
-``z``       the mean over its standard error, :math:`z_t = |\hat m_t| / \sigma_t`
-``n``       the number of gradients behind them, :math:`n_t`
+``z``       the mean divided by its standard error, :math:`z_t = |\hat m_t| / \sigma_t`
+``n``       the effective number of gradients in these means, :math:`n_t`
 ``sigma``   standard error of the mean, :math:`\sigma_t`
 ``s``       conformity, :math:`s_t \in [0, 1]`
-``scale``   what the update is multiplied with, :math:`\hat s_t = \min(c\,s_t, 1)`
+``scale``   the factor on the update, :math:`\hat s_t = \min(c\,s_t, 1)`
 ==========  =======================================================================
 """
 
@@ -30,20 +30,20 @@ __all__ = ["MEASURES", "Measure", "Moments", "conformity_scale", "measure_name",
 
 
 TINY: Final = torch.finfo(torch.float32).tiny
-"""Added where a denominator might be zero: it vanishes beside anything else."""
+"""Added to denominators that might be zero; negligible next to any other value."""
 
 
 class Corrections(NamedTuple):
-    r"""The scalars that turn running averages into statistics, computed once a step for all elements.
+    r"""The scalars that turn running averages into statistics, computed once per step for all elements.
 
     Args:
-        n: number of gradients the averages stand for, :math:`n_t = (1-\beta^t)/(1-\beta)`.
+        n: effective number of gradients in the averages, :math:`n_t = (1-\beta^t)/(1-\beta)`.
         eps: the :math:`\epsilon` of Algorithm 1.
         b: bias correction of the mean, :math:`1 - \beta^t`.
         b_v: bias correction of the mean square.
-        k_m: :math:`1 / (n_t - 1 + \epsilon)`, and zero where :math:`n_t = 1`: one gradient has no variance.
+        k_m: :math:`1 / (n_t - 1 + \epsilon)`; zero if :math:`n_t = 1`, since one gradient has no variance.
         k_v: :math:`k_m b^2 / b_v`.
-        k_eps: :math:`b\,\epsilon`, and never zero.
+        k_eps: :math:`b\,\epsilon`, never zero.
     """
 
     n: Number
@@ -56,25 +56,25 @@ class Corrections(NamedTuple):
 
     @classmethod
     def of(cls, n: Number, eps: Number, b: Number = 1.0, b_v: Number = 1.0) -> Corrections:
-        """All of them, from the four that are independent."""
-        # n - 1 is zero at t = 1, and at least beta after it. There Algorithm 1 divides a variance of zero by epsilon;
-        # of what was rounded when it was stored, the difference is not zero, and 1e8 times that would be the scale.
+        """Compute all scalars from the four independent ones."""
+        # n - 1 is zero at t = 1 and at least beta afterwards. At t = 1 Algorithm 1 divides a variance of zero by
+        # epsilon. Stored averages are rounded, so their variance may not be zero, and 1 / epsilon would amplify it.
         k_m = 1 / at_least(n - 1 + eps, 1e-8)
         k_m = torch.where(n > 1, k_m, 0.0) if isinstance(n, Tensor) else k_m if n > 1 else 0.0
         return cls(n, eps, b, b_v, k_m, k_m * b * b / b_v, at_least(eps * b, TINY))
 
 
 class Moments(NamedTuple):
-    r"""What is known about each element's past gradients: a measure's only input.
+    r"""Statistics of each element's past gradients: the only input of a measure.
 
-    The averages are kept as they run, with what corrects their bias beside them, so that a measure
-    pays only for what it reads. :meth:`of` makes one from corrected averages.
+    The averages are stored uncorrected, together with their bias corrections, so that a measure
+    computes only what it reads. Use :meth:`of` to build one from bias-corrected averages.
 
     Args:
         m: running mean of the gradient.
         v: running mean of the squared gradient.
         k: the scalars of this step.
-        a: running mean of the absolute gradient; ``None`` unless the measure asks for it.
+        a: running mean of the absolute gradient; ``None`` unless the measure needs it.
     """
 
     m: Tensor
@@ -84,7 +84,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, m_hat: Tensor, v_hat: Tensor, n: Number, eps: Number, a_hat: Tensor | None = None) -> Moments:
-        """From averages whose bias is corrected already."""
+        """Build from bias-corrected averages."""
         return cls(m_hat, v_hat, Corrections.of(n, eps), a_hat)
 
     @property
@@ -103,7 +103,7 @@ class Moments(NamedTuple):
         if self.a is None:
             raise ValueError(
                 "this measure needs the running mean of |g|: pass it as a_hat=..., or choose a measure that does "
-                "without, such as 'normal'"
+                "not need it, such as 'normal'"
             )
         return self.a / self.k.b
 
@@ -114,18 +114,18 @@ class Moments(NamedTuple):
         .. math::
             \sigma_t = \sqrt{\max(\hat v_t - \hat m_t^2, 0) / (n_t - 1 + \epsilon)} + \epsilon
 
-        Both sides of the quotient are multiplied with the bias correction :math:`b` of the mean, so
-        that no element is divided by a scalar:
+        Both sides of the quotient are multiplied by the bias correction :math:`b` of the mean, which
+        avoids dividing every element by a scalar:
 
         .. math::
             z_t = \frac{|m_t|}{\sqrt{\max(k_v v_t - k_m m_t^2, 0)} + b\,\epsilon}, \qquad
             k_m = \frac{1}{n_t - 1 + \epsilon}, \quad k_v = k_m b^2 / b_v
 
-        At :math:`t = 1` both are zero: one gradient has no variance, and every element takes its first step in full.
-        The difference is exact to about ``8 * finfo.eps * v`` and no better: where gradients are all alike, rounding
-        noise would become a standard error where exact arithmetic has zero. So that much is taken off :math:`k_v`.
-        Elsewhere this moves the scale by less than 1e-6. Zero over zero is zero: an element that never saw a
-        gradient has no sign to be sure of.
+        At :math:`t = 1` both are zero: one gradient has no variance, so the first step is not scaled.
+        The difference is accurate to about ``8 * finfo.eps * v``. If all gradients are equal, the exact standard error
+        is zero, but rounding noise would make it positive; :math:`k_v` is therefore reduced by that relative amount.
+        Otherwise this changes the scale by less than 1e-6. Zero divided by zero is zero: an element that has
+        never seen a gradient has no known sign.
 
         Example:
             >>> Moments.of(torch.tensor(2.0), torch.tensor(8.0), n=5.0, eps=0.0).z
@@ -137,14 +137,14 @@ class Moments(NamedTuple):
 
 
 Measure: TypeAlias = Callable[[Moments], Factor]
-"""``measure(moments) -> s``, element-wise and within [0, 1]; a tensor, or a quotient of two.
+"""``measure(moments) -> s``, element-wise and in [0, 1]: a tensor, or a quotient of two.
 
-A measure that sets the attribute ``needs_mean_abs = True`` on itself is handed ``a`` as well.
+A measure with the attribute ``needs_mean_abs = True`` also receives ``a``.
 """
 
 
 def at_least(x: Number, floor: float) -> Number:
-    """The larger of a scalar and a constant, without reading the scalar if it is a tensor."""
+    """The larger of a scalar and a constant, without a host synchronization if the scalar is a tensor."""
     return x.clamp_min(floor) if isinstance(x, Tensor) else max(x, floor)
 
 
@@ -163,12 +163,12 @@ def normal(moments: Moments) -> Tensor:
 
 
 def normal_for_cpu_kernels(moments: Moments) -> Quotient:
-    """:func:`normal` within 1e-6, for compiled kernels on a CPU: there ``erf`` takes longer than the rest of a step."""
+    """:func:`normal` to within 1e-6, for compiled CPU kernels: ``erf`` would take longer than the rest of the step."""
     return normal_as_quotient(moments.z)
 
 
 LOGISTIC_SLOPE: Final = 1.7017
-"""The slope whose logistic distribution function is nearest to the normal one everywhere."""
+"""The slope with the smallest maximum difference between the logistic and the normal distribution function."""
 
 
 def logistic(moments: Moments) -> Tensor:
@@ -187,8 +187,8 @@ def logistic(moments: Moments) -> Tensor:
     return torch.tanh(moments.z * (LOGISTIC_SLOPE / 2))
 
 
-# Gauss-Legendre nodes and weights on [0, 1], twelve points: the integrand below is smooth and
-# falls to e^-24 within the interval, for which twelve points leave 4e-7.
+# Twelve Gauss-Legendre nodes and weights on [0, 1]: the integrand below is smooth and falls to
+# e^-24 within the interval, for which twelve points have an error of 4e-7.
 _NODES: Final = (
     0.009219682876640378,
     0.0479413718147626,
@@ -214,18 +214,17 @@ _WEIGHTS: Final = (
 
 
 def student_t(moments: Moments) -> Tensor:
-    r"""The normal measure with Student's t in place of the normal (section 2.1).
+    r"""The normal measure with Student's t distribution instead of the normal one (section 2.1).
 
     .. math::
         s_t = 2 F_\nu(z_t) - 1
             = \frac{\int_0^{\theta} \cos^{\nu - 1} u \, du}{\int_0^{\pi/2} \cos^{\nu - 1} u \, du},
         \qquad \theta = \arctan\frac{z_t}{\sqrt \nu}, \quad \nu = \max(n_t - 1, 1)
 
-    Both integrals are taken by the same quadrature, out to :math:`7 / \sqrt\nu` where the rest is
-    below 1e-11. Against the exact function the error is below 1e-6 for :math:`\nu = 1` and
-    :math:`\nu \ge 2`, and below 2e-4 between them, which is the third step alone when
-    :math:`\beta` is small. One degree of freedom is the least for which the statistic exists;
-    counting at least one lets the first step be taken in full, as in Algorithm 1.
+    Both integrals use the same quadrature, up to :math:`7 / \sqrt\nu`; the remainder is below 1e-11.
+    The error is below 1e-6 for :math:`\nu = 1` and :math:`\nu \ge 2`, and below 2e-4 in between,
+    which only happens at the third step with a small :math:`\beta`. The statistic needs at least
+    one degree of freedom; using at least one also leaves the first step unscaled, as in Algorithm 1.
 
     Example:
         >>> student_t(Moments.of(torch.tensor(1.0), torch.tensor(2.0), n=2.0, eps=0.0))  # Cauchy at 1
@@ -237,7 +236,7 @@ def student_t(moments: Moments) -> Tensor:
         total = torch.zeros_like(theta)
         for node, weight in zip(_NODES, _WEIGHTS + _WEIGHTS[::-1], strict=True):
             sine = torch.sin(theta * node)
-            # cos^(nu-1) by way of the sine: near zero the cosine has no digits left to raise.
+            # cos^(nu-1) from the sine: near zero the cosine rounds to one, and its power is inaccurate.
             total = total + torch.exp(torch.log1p(-sine * sine) * ((nu - 1) / 2)) * weight
         return total * theta
 
@@ -247,12 +246,12 @@ def student_t(moments: Moments) -> Tensor:
 
 
 def moment_rate(moments: Moments) -> Tensor:
-    r"""The mean against the root mean square (section 2.4).
+    r"""The mean divided by the root mean square (section 2.4).
 
     .. math::
         s_t = |\hat m_t| / (\sqrt{\hat v_t} + \epsilon)
 
-    It is hardly ever near one; the paper tunes :math:`c = 27` for it.
+    It is rarely close to one; the paper tunes :math:`c = 27` for it.
 
     Example:
         >>> moment_rate(Moments.of(torch.tensor(1.0), torch.tensor(4.0), n=100.0, eps=0.0))
@@ -262,7 +261,7 @@ def moment_rate(moments: Moments) -> Tensor:
 
 
 def relative_rate(moments: Moments) -> Tensor:
-    r"""The mean against the mean absolute value (section 2.4).
+    r"""The mean divided by the mean absolute value (section 2.4).
 
     .. math::
         s_t = |\hat m_t| / (\hat a_t + \epsilon),
@@ -281,7 +280,7 @@ relative_rate.needs_mean_abs = True  # type: ignore[attr-defined]
 MEASURES: Final[dict[str, Measure]] = {
     measure.__name__: measure for measure in (normal, student_t, logistic, relative_rate, moment_rate)
 }
-"""The measures that have a name; any other callable of the same shape may stand in for one."""
+"""The named measures; any callable with the same signature works too."""
 
 
 def resolve_measure(measure: str | Measure) -> Measure:
@@ -302,7 +301,7 @@ def resolve_measure(measure: str | Measure) -> Measure:
 
 
 def measure_name(measure: str | Measure) -> str:
-    """A name for a measure that a checkpoint can hold, callables included.
+    """The name of a measure, callables included, as saved in a checkpoint.
 
     Example:
         >>> measure_name("normal"), measure_name(math.hypot)
@@ -315,7 +314,7 @@ def measure_name(measure: str | Measure) -> str:
 
 
 def for_cpu_kernels(measure: str | Measure) -> str | Measure:
-    """The measure that a compiled float32 kernel for a CPU computes in place of one."""
+    """The measure that a compiled float32 CPU kernel uses instead of the given one."""
     return normal_for_cpu_kernels if resolve_measure(measure) is normal else measure
 
 
@@ -330,8 +329,8 @@ def overconfident(s: Factor, c: Number, unbounded: bool = True) -> Factor:
     .. math::
         \hat s_t = \min(c \, s_t, 1)
 
-    :math:`c = \infty` is the optimizer without CProp (section 2.3): one everywhere, also where
-    :math:`s_t = 0` and the product would be undefined.
+    :math:`c = \infty` gives the optimizer without CProp (section 2.3): a scale of one everywhere,
+    even if :math:`s_t = 0` and the product is undefined.
 
     Args:
         s: the conformity.
@@ -350,7 +349,7 @@ def overconfident(s: Factor, c: Number, unbounded: bool = True) -> Factor:
     c = finite(c) if infinite is not None or not isinstance(c, Tensor) else c
     if isinstance(s, Quotient):
         limit = s.denominator if infinite is None else torch.where(infinite, 0.0, s.denominator)
-        # The smaller of two, by relu: minimum() takes three instructions, for the sake of NaN.
+        # relu instead of minimum(), which takes three instructions because it propagates NaN.
         excess = torch.relu(limit - s.numerator * c)
         return Quotient(s.denominator - excess, s.denominator)
     scale = torch.clamp_max(s * c, 1.0)
@@ -380,30 +379,29 @@ def conformity_scale(
         \hat s_t &= \min\left(2c\,\left|\mathrm{CDF}_{\mathcal N(\hat m_t, \sigma_t)}(0)
                     - \tfrac12\right|, 1\right)
 
-    Half-precision input is computed, and returned, in float32: :math:`\hat v_t - \hat m_t^2` has no
-    digits left in less.
+    Half-precision input is computed and returned in float32, because :math:`\hat v_t - \hat m_t^2`
+    needs the digits.
 
     Args:
         m_hat: bias-corrected running mean of the gradient.
         v_hat: bias-corrected running mean of the squared gradient.
-        n: number of gradients behind the means, :math:`(1-\beta^t)/(1-\beta)`.
-        c: overconfidence coefficient; larger values trade training speed for generalisation, and
-            infinity switches the scaling off.
-        eps: added to the standard error and to :math:`n - 1`. It is absolute: gradients whose
-            standard error is below it are held back. Zero makes the scale independent of the
-            gradients' size, for gradients whose float32 square neither vanishes nor overflows
-            (about 1e-19 to 1e19).
+        n: effective number of gradients in the means, :math:`(1-\beta^t)/(1-\beta)`.
+        c: overconfidence coefficient; larger values trade training speed for generalization, and
+            infinity disables the scaling.
+        eps: added to the standard error and to :math:`n - 1`. It is absolute: it slows down elements
+            whose standard error is smaller. Zero makes the scale independent of the gradients'
+            magnitude, if their float32 squares neither underflow nor overflow (about 1e-19 to 1e19).
         measure: ``"normal"``, ``"student_t"``, ``"logistic"``, ``"relative_rate"``,
             ``"moment_rate"``, or a callable ``moments -> s`` of :class:`Moments`.
         a_hat: bias-corrected running mean of the absolute gradient, for ``"relative_rate"``.
 
     Returns:
-        The scale, shaped like ``m_hat``.
+        The scale, with the shape of ``m_hat``.
 
     Example:
         >>> m_hat = torch.tensor([0.0, 1.0, 2.0])     # mean gradient of three parameters
         >>> v_hat = torch.tensor([4.0, 5.0, 4.0])     # and its mean square
-        >>> conformity_scale(m_hat, v_hat, n=5.0)     # no sign, one sigma, no doubt
+        >>> conformity_scale(m_hat, v_hat, n=5.0)     # sign unknown, one sigma, certain
         tensor([0.0000, 0.6827, 1.0000])
 
     References:
@@ -416,5 +414,5 @@ def conformity_scale(
 
 
 def scale_of(moments: Moments, c: Number, measure: str | Measure, unbounded: bool = True) -> Factor:
-    """The scale that a measure gives."""
+    """The scale for a measure."""
     return overconfident(resolve_measure(measure)(moments), c, unbounded)

@@ -1,4 +1,4 @@
-"""How a rule is run: the rules say what happens to one element, this says it to tensors."""
+"""Runs rules over tensors: as a for-loop, foreach, or fused."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ Row: TypeAlias = tuple[Tensor, ...]
 
 
 class Job(NamedTuple):
-    """Parameters that march in step: tensors of the same names, and scalars that they share.
+    """Parameters at the same step, with the same tensor names and the same scalars.
 
-    Most of the time all parameters of a group do, and a group is one job. Counters on a device are not
-    read, so with ``capturable`` each parameter is a job of its own.
+    Usually a whole param group is one job. With ``capturable`` the step counters stay on the device
+    and are not read, so each parameter is its own job.
     """
 
     names: tuple[str, ...]
     rows: list[Row]
-    """A row a parameter, each in the order of the names."""
+    """One row per parameter, each in the order of ``names``."""
     scalars: Any
     t: Number
-    """The number of the step."""
+    """The current step."""
 
 
 class Way(Enum):
-    """The ways to run a rule; the same numbers, up to rounding."""
+    """The implementations of a rule. Results are the same up to rounding."""
 
     TENSOR_BY_TENSOR = "tensor by tensor"
     FOREACH = "foreach"
@@ -52,9 +52,9 @@ class Way(Enum):
 
 
 def choose(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Way:
-    """The way that torch would choose for these parameters and flags."""
+    """The implementation that torch would choose for these parameters and flags."""
     if foreach and fused:
-        raise RuntimeError("foreach=True and fused=True exclude each other: choose one")
+        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
     if fused:
         return Way.FUSED
     if foreach is None and fused is None:
@@ -63,12 +63,13 @@ def choose(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -
 
 
 def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> list[Callable[[], None]]:
-    """Everything that may fail before a rule is run over the parameters of a group; then call what is returned.
+    """Prepare a rule for the parameters of a group, and return the functions that run it.
 
-    The tensors are looked at and the kernels are compiled here, so that a step moves everything or nothing.
+    Everything that can fail happens here, such as checking tensors and compiling kernels. So a step either updates
+    all parameters or none.
     """
     if torch.compiler.is_compiling():
-        # The caller compiles the whole step: hand over the rule itself.
+        # The caller compiles the whole step, so run the rule itself.
         way = Way.TENSOR_BY_TENSOR
     runs = []
     for job in jobs:
@@ -79,18 +80,17 @@ def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> list[Calla
 
 
 def elements(tensor: Tensor) -> Tensor:
-    """The real elements of a tensor that lie on this rank, as a view.
+    """This rank's part of a tensor, as a view of real numbers.
 
-    A rule is element-wise, so a shard is worked on as it lies: no communication, and no need of
-    torch to know how each operation of the rule is sharded. A complex number is two elements, as
-    in torch's own optimizers.
+    Rules are element-wise, so each rank updates its own shard: without communication, and without
+    sharding rules for the operations. A complex number is two elements, as in torch's own optimizers.
     """
     shard = local(tensor)
     return torch.view_as_real(shard) if shard.is_complex() else shard
 
 
 def in_one_order(row: Row) -> bool:
-    """Whether tensors of one shape fill their memory without gaps, and all of them in the same order."""
+    """Whether tensors of the same shape are all dense in memory, with the same strides."""
     if all(map(Tensor.is_contiguous, row)):
         return True
     strides = row[0].stride()
@@ -98,7 +98,7 @@ def in_one_order(row: Row) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements fill a stretch of memory, in whatever order."""
+    """Whether a tensor's elements fill a contiguous range of memory, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -109,17 +109,17 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def run_tensor_by_tensor(rule: Rule, job: Job, flags: Any) -> None:
-    """Run a rule on one parameter after the other: the readable truth."""
+    """Run a rule as a for-loop over parameters: the reference implementation."""
     for row in job.rows:
         apply(rule, dict(zip(job.names, map(elements, row), strict=True)), job.scalars, flags, job.t)
 
 
 BLOCK: Final = 1 << 17
-"""Elements that a rule is run over at a time on a CPU, so that its temporaries stay in the cache."""
+"""Number of elements per foreach call on a CPU, so that temporaries stay in the cache."""
 
 
 def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
-    """Run a rule on lists of tensors; on a CPU, on lists of blocks that the cache can hold."""
+    """Run a rule on lists of tensors; on a CPU, on lists of blocks that fit in the cache."""
     alike: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in job.rows:
         views = tuple(map(elements, row))
@@ -132,9 +132,9 @@ def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
 
 
 def run_lists(rule: Rule, job: Job, flags: Any) -> None:
-    """Run a rule on the columns of a job, each a list of tensors of one dtype and device."""
+    """Run a rule on the columns of a job; each is a list of tensors with the same dtype and device."""
     stored = dict(zip(job.names, map(list, zip(*job.rows, strict=True)), strict=True))
-    # A TensorList has all that a rule asks of a tensor, but is none to the type checker.
+    # A TensorList supports every operation that a rule uses, but is not a Tensor for the type checker.
     working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
     for name, updated in rule(usable(working), job.scalars, flags).items():
         results = cast("TensorList", updated).tensors
@@ -146,7 +146,7 @@ def run_lists(rule: Rule, job: Job, flags: Any) -> None:
 
 
 def cache_sized(rows: list[Row]) -> Iterator[list[Row]]:
-    """Rows in batches of about ``BLOCK`` elements; vectors that are longer come in pieces."""
+    """Group rows into batches of about ``BLOCK`` elements; longer vectors are split."""
     batch: list[Row] = []
     room = BLOCK
     for row in rows:
@@ -165,9 +165,9 @@ _DTYPE: Final = attrgetter("dtype")
 
 
 def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
-    """Find a rule's kernels, to run one per parameter.
+    """Look up or compile a rule's kernels; one is launched per parameter.
 
-    A step of many small parameters waits for this loop, hence the ``map`` over functions in C.
+    This loop dominates a step with many small parameters, so it uses ``map`` over C functions.
     """
     packed: dict[Any, compiled.Packed] = {}
     kernels: dict[compiled.Kind, tuple[compiled.Kernel, Tensor]] = {}
@@ -196,32 +196,32 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
 
 
 def run_all(calls: Sequence[Callable[[], object]]) -> None:
-    """Call one after the other."""
+    """Call all functions in order."""
     for call in calls:
         call()
 
 
 def require_one_shape(names: tuple[str, ...], row: Row) -> None:
-    """Refuse state that is not shaped like its parameter: a kernel does not look, and would run past its end."""
+    """Raise if state does not have its parameter's shape: kernels do not check, and would read out of bounds."""
     shape = row[0].shape
     for tensor in row:
         if tensor.shape != shape:
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(names, row, strict=True))
             raise RuntimeError(
                 f"the tensors of a parameter differ in shape ({shapes}): its data was replaced after the first step; "
-                "drop optimizer.state[p], or build a new optimizer"
+                "delete optimizer.state[p], or build a new optimizer"
             )
 
 
 def are_plain(rows: list[Row]) -> bool:
-    """Whether tensors can be given to a kernel as they are: on this rank, real, and in the usual order."""
+    """Whether tensors can be passed to a kernel unchanged: not sharded, real, and contiguous."""
     tensors = list(chain.from_iterable(rows))
     plain = PLAIN.issuperset(map(type, tensors)) and all(map(Tensor.is_contiguous, tensors))
     return plain and not any(map(Tensor.is_complex, tensors))
 
 
 def deferred(run: Callable[[Rule, Job, Any], None]) -> Callable[[Rule, Job, Any], Callable[[], None]]:
-    """A way that needs no preparation."""
+    """Adapt an implementation that needs no preparation."""
     return lambda rule, job, flags: partial(run, rule, job, flags)
 
 

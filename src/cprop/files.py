@@ -1,10 +1,9 @@
-"""Checkpoint files that are whole or not there: written aside and moved, verified before they are read.
+"""Atomic checkpoint files, verified before they are loaded.
 
-``torch.save`` writes in place, and ``torch.load`` does not look at the checksums that the file
-holds: a run that is killed while saving leaves half a file, and a bit that flipped in storage goes
-into the weights. A file written here is an ordinary file of ``torch.save``, and any such file can be
-read here. A folder, such as ``torch.distributed.checkpoint`` writes, is sealed with the digests of
-its files.
+``torch.save`` writes in place, so a run killed while saving leaves a truncated file. ``torch.load``
+does not check the file's checksums, so a flipped bit in storage ends up in the weights. Files
+written here are ordinary ``torch.save`` files, and any such file can be loaded here. Folders, as
+written by ``torch.distributed.checkpoint``, are sealed with the digests of their files.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ _SEAL: Final = "sha256-{rank}.json"
 
 
 def save(checkpoint: Any, path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint as ``torch.save`` does, so that the file is there as a whole or not at all.
+    """Write a checkpoint atomically, in the format of ``torch.save``.
 
     Args:
-        checkpoint: what ``torch.load(..., weights_only=True)`` can read: state dicts, tensors, numbers, strings.
-        path: where to; an older file there stays until the new one is complete.
+        checkpoint: anything that ``torch.load(..., weights_only=True)`` can read: state dicts, tensors, numbers,
+            strings.
+        path: the file to write; an existing file is kept until the new one is complete.
 
     Example:
         >>> import tempfile, torch
@@ -53,20 +53,20 @@ def save(checkpoint: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """Read a file of :func:`save` or ``torch.save``, if its checksums hold and it runs no code.
+    """Load a file written by :func:`save` or ``torch.save``, after verifying its checksums and without running code.
 
     Raises:
-        CheckpointError: if the file is cut short or changed, or holds anything but data.
-        FileNotFoundError: if there is none.
+        CheckpointError: if the file is truncated or damaged, or contains anything but data.
+        FileNotFoundError: if there is no such file.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except (FileNotFoundError, PermissionError):
         raise
-    except Exception as error:  # zipfile has many: a damaged index may say anything
+    except Exception as error:  # a damaged index can raise almost any exception in zipfile
         raise CheckpointError(
-            f"{os.fspath(path)} is no checkpoint, or cut short ({error}): use an older one"
+            f"{os.fspath(path)} is not a checkpoint, or is truncated ({error}): use an older one"
         ) from error
     if damaged is not None:
         raise CheckpointError(f"{os.fspath(path)} is damaged at {damaged!r}: use an older one")
@@ -75,29 +75,29 @@ def load(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
     except pickle.UnpicklingError as error:
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         raise CheckpointError(
-            f"{os.fspath(path)} was not read: it holds {', '.join(unknown) or 'what torch does not know'}, which could "
-            "run code. If you trust it, import the package that these come from, which may register them as data, or "
-            f"name them to torch.serialization.add_safe_globals ({error})"
+            f"{os.fspath(path)} was not loaded: it contains {', '.join(unknown) or 'unknown objects'}, which could "
+            "run code. If you trust it, import the package that defines them, which may register them as data, or "
+            f"pass them to torch.serialization.add_safe_globals ({error})"
         ) from error
     except Exception as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def share(folder: Path, rank: int, world: int) -> list[Path]:
-    """The files of a folder that a rank looks after: each file is some rank's."""
+    """A rank's share of the files in a folder: each file belongs to one rank."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not is_seal(path))
     return files[rank::world]
 
 
 def is_seal(path: Path) -> bool:
-    """Whether a file is one of :func:`seal`'s own."""
+    """Whether a file was written by :func:`seal`."""
     return path.name.startswith("sha256-") and path.suffix == ".json"
 
 
 def seal(folder: str | os.PathLike[str], rank: int = 0, world: int = 1) -> None:
-    """Write down the digests of a folder's files, to be checked by :func:`verify`.
+    """Save the digests of a folder's files, to be checked by :func:`verify`.
 
-    Every rank calls it, once all of them have written; each seals its share of the files.
+    Call it on every rank, after all ranks have finished writing; each seals its share of the files.
     """
     root = Path(folder)
     digests = {path.relative_to(root).as_posix(): digest(path) for path in share(root, rank, world)}
@@ -108,10 +108,10 @@ def seal(folder: str | os.PathLike[str], rank: int = 0, world: int = 1) -> None:
 
 
 def verify(folder: str | os.PathLike[str], rank: int = 0, world: int = 1) -> None:
-    """Check a rank's share of a sealed folder, by any number of ranks.
+    """Verify a rank's share of a sealed folder; the number of ranks may differ from :func:`seal`'s.
 
     Raises:
-        CheckpointError: if a file was changed, is missing, or was added, or the seal itself is not complete.
+        CheckpointError: if a file was changed, removed or added, or the seal is incomplete.
     """
     root = Path(folder)
     sealed: dict[str, str] = {}
@@ -123,11 +123,11 @@ def verify(folder: str | os.PathLike[str], rank: int = 0, world: int = 1) -> Non
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise CheckpointError(f"the seal of {root} cannot be read ({error}): use an older checkpoint") from error
     if not complete:
-        raise CheckpointError(f"{root} is not sealed by all ranks: it was not finished; use an older checkpoint")
+        raise CheckpointError(f"{root} is not sealed by all ranks, so it is incomplete: use an older checkpoint")
     present = {path.relative_to(root).as_posix() for path in share(root, 0, 1)}
     if present != set(sealed):
         raise CheckpointError(
-            f"{root} should hold {sorted(sealed)} and holds {sorted(present)}: use an older checkpoint"
+            f"{root} should contain {sorted(sealed)} but contains {sorted(present)}: use an older checkpoint"
         )
     for path in share(root, rank, world):
         if digest(path) != sealed[path.relative_to(root).as_posix()]:

@@ -1,11 +1,11 @@
-r"""The running mean and mean square of each element's gradient, and the scale they give.
+r"""The running mean and mean square of each element's gradient, and the resulting scale.
 
 .. math::
     m_t &= \beta m_{t-1} + (1 - \beta) g_t   & \hat m_t &= m_t / (1 - \beta^t) \\
     v_t &= \beta v_{t-1} + (1 - \beta) g_t^2 & \hat v_t &= v_t / (1 - \beta^t)
 
-The state of one parameter is a dictionary under the keys below, all prefixed ``cprop_`` so that
-they can lie beside an inner optimizer's own in one ``state_dict``.
+The state of a parameter is a dictionary with the keys below. The prefix ``cprop_`` keeps them apart
+from an inner optimizer's keys in the same ``state_dict``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["AVERAGES", "EARLIER", "MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "
 
 PREFIX: Final = "cprop_"
 STEP: Final = "cprop_step"
-r"""How many gradients this parameter has seen: one counter per parameter, never one per optimizer.
+r"""Number of gradients this parameter has seen: one counter per parameter, not one per optimizer.
 
-After :math:`\beta` was raised, as many as would make the averages what they are: see :func:`steps_at`.
+After :math:`\beta` is raised, the equivalent number for the new value: see :func:`steps_at`.
 """
 EARLIER: Final = "cprop_earlier"
-r"""The gradients that ``STEP`` does not count any more because :math:`\beta` was raised; missing if it never was."""
+r"""Number of gradients no longer counted in ``STEP`` because :math:`\beta` was raised; absent if it never was."""
 MEAN: Final = "cprop_m"
 MEAN_SQUARE: Final = "cprop_v"
 MEAN_ABS: Final = "cprop_a"
@@ -37,11 +37,11 @@ AVERAGES: Final = (MEAN, MEAN_SQUARE, MEAN_ABS)
 
 
 class StatisticsScalars(NamedTuple):
-    """The numbers one step of the statistics needs, computed once for all elements."""
+    """The scalars for one step of the statistics, computed once for all elements."""
 
     beta: Number
     weight: Number
-    """Of a new gradient in the averages, 1 - beta."""
+    """Weight of a new gradient in the averages, 1 - beta."""
     c: Number
     unbounded: bool
     """Whether ``c`` may be infinite without it being known: a tensor is not read."""
@@ -54,12 +54,12 @@ def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | N
     .. math::
         n_t = \frac{1 - \beta^t}{1 - \beta} = 1 + \frac{\beta (1 - \beta^{t-1})}{1 - \beta}
 
-    The second form is exactly one at :math:`t = 1`, whatever the precision.
+    The second form is exactly one at :math:`t = 1` in any precision.
 
     Args:
         group: a param group, with ``cprop_beta``, ``cprop_c`` and ``cprop_eps``.
         t: gradients seen by the mean.
-        square_t: gradients seen by the mean square, where that is Adam's; ``t`` if not given.
+        square_t: gradients seen by the mean square, if that is shared with Adam; ``t`` by default.
     """
     beta = group["cprop_beta"]
     corrections = Corrections.of(
@@ -74,18 +74,18 @@ def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | N
 
 
 def steps_at(beta: float, t: float, before: float) -> float:
-    r"""The step at which averages with :math:`\beta` stand for as many gradients as they do now.
+    r"""The step at which averages with the new :math:`\beta` have the same effective number of gradients as now.
 
     .. math::
         \frac{1 - \beta^{t'}}{1 - \beta} = \frac{1 - \beta_0^t}{1 - \beta_0} = n_t
 
-    From there, :math:`n \leftarrow 1 + \beta n` and :math:`\hat m \leftarrow \hat m + (g - \hat m) / n` hold as they do
-    at a constant :math:`\beta`. A smaller :math:`\beta` bounds :math:`n` by itself, and the step stays as it is.
+    From there, :math:`n \leftarrow 1 + \beta n` and :math:`\hat m \leftarrow \hat m + (g - \hat m) / n` hold as for a
+    constant :math:`\beta`. A smaller :math:`\beta` already bounds :math:`n`, so the step does not change.
 
     Args:
         beta: the new horizon.
         t: the step.
-        before: the horizon up to now.
+        before: the previous horizon.
 
     Example:
         >>> round(steps_at(0.9999, t=50_000, before=0.999))  # a mean of 1,000 gradients, not of 10,000
@@ -113,10 +113,10 @@ def observe(
     """The statistics after one more gradient.
 
     Args:
-        g: the raw gradient: before any weight decay, in either sign.
-        state: the tensors under ``MEAN``, ``MEAN_SQUARE`` and, if kept, ``MEAN_ABS``.
+        g: the raw gradient, before any weight decay; its sign does not matter.
+        state: the tensors under ``MEAN``, ``MEAN_SQUARE`` and, if present, ``MEAN_ABS``.
         h: the scalars of this step.
-        mean_square: the new mean square if another algorithm keeps the same one.
+        mean_square: the new mean square, if it is shared with the algorithm.
     """
     seen = {MEAN: running_mean(state[MEAN], g, h.weight)}
     if mean_square is None:
@@ -132,7 +132,7 @@ def moments_from(
     measure: str | Measure,
     mean_square: Tensor | None = None,
 ) -> Moments:
-    """What the statistics tell a measure; ``mean_square`` as in :func:`observe`."""
+    """The input of a measure; ``mean_square`` as in :func:`observe`."""
     return Moments(
         m=state[MEAN],
         v=state[MEAN_SQUARE] if mean_square is None else mean_square,
@@ -147,5 +147,5 @@ def scale_from(
     measure: str | Measure,
     mean_square: Tensor | None = None,
 ) -> Factor:
-    """The scale that the statistics give; ``mean_square`` as in :func:`observe`."""
+    """The scale from the statistics; ``mean_square`` as in :func:`observe`."""
     return scale_of(moments_from(state, h, measure, mean_square), h.c, measure, h.unbounded)

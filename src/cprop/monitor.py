@@ -1,4 +1,4 @@
-r"""What the statistics say about a training run, layer by layer and in plain words."""
+r"""Monitors a training run: the statistics per layer, and advice in plain words."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from cprop.summary import Layer, Sample, layer, over_ranks, sums, together
 __all__ = ["Monitor", "Sink"]
 
 Sink: TypeAlias = Callable[[Sample], object]
-"""Told every sample as it is taken."""
+"""Called with every sample."""
 logger: Final = logging.getLogger("cprop")
 KEPT: Final = 500
-"""Samples that a monitor keeps: with 150 layers they take about 80 MB, and a figure has no room for more."""
+"""Maximum number of samples kept: with 150 layers they take about 80 MB, and a figure cannot show more."""
 
 
 @dataclass(repr=False)
 class Monitor:
-    r"""Looks at an optimizer every so many steps, keeps what it saw, and says what it means.
+    r"""Samples an optimizer's statistics every few steps, keeps the samples, and gives advice.
 
-    Between samples a step costs one call of a hook. A sample is one pass over the statistics and reads its numbers back
-    at once; with sharded parameters they are added up over ranks, one small reduction for each way of sharding. Before
-    the first gradient there is nothing to see, and no sample is taken.
+    Between samples a step costs one hook call. A sample takes one pass over the statistics and one host
+    synchronization. With sharded parameters, it also takes one small all-reduce per sharding layout. No sample is taken
+    before the first gradient.
 
-    ``samples`` holds at most 500, so that a run may be as long as it likes: beyond that the later half are kept as they
-    come, and those before are thinned out evenly. Sinks are told every sample: to keep them all, give a list's
-    ``append``.
+    ``samples`` holds at most 500, for runs of any length. Beyond that, the later half is kept in full and the
+    earlier half is thinned out evenly. Sinks receive every sample; to keep them all, pass the ``append`` method of a
+    list.
 
-    With the running mean :math:`\hat m` and mean square :math:`\hat v` of an element, over weights whose squares add up
-    to :math:`k`,
+    Let :math:`\hat m` and :math:`\hat v` be an element's running mean and mean square, and :math:`k` the sum of their
+    squared weights. Then
 
     .. math::
         \Sigma_B = \frac{\hat v - \hat m^2}{1 - k}, \qquad G^2 = \hat m^2 - k\,\Sigma_B, \qquad
         k = \frac{(1 - \beta)(1 + \beta^t)}{(1 + \beta)(1 - \beta^t)}
 
-    are unbiased if the gradients of the last :math:`1 / (1 - \beta)` steps have one mean. In training it does not
-    stand still: where it turns, the turn counts as noise, and where it shrinks, the estimate lags behind.
+    are unbiased if the gradients of the last :math:`1 / (1 - \beta)` steps have the same mean. In training the mean
+    changes: a change of direction counts as noise, and if the mean shrinks, the estimate lags behind.
 
     Args:
-        optimizer: any of this package.
-        named_parameters: ``model.named_parameters()``, for names; parameters of one module are one layer. One that has
-            no name is a layer of its own, by its number in the param groups: "parameter 0".
-        every: steps between two samples.
-        batch_size: examples in a step, over all ranks and accumulated gradients, for the noise scale.
-        sinks: told every sample; see :mod:`cprop.integrations`.
+        optimizer: any optimizer of this package.
+        named_parameters: ``model.named_parameters()``, for the names; the parameters of a module form one layer. An
+            unnamed parameter is its own layer, named by its index in the param groups: "parameter 0".
+        every: steps between samples.
+        batch_size: examples per step, over all ranks and accumulated gradients, for the noise scale.
+        sinks: called with every sample; see :mod:`cprop.integrations`.
 
     Example:
         >>> import cprop
@@ -83,16 +83,16 @@ class Monitor:
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, ConformityOptimizer):
             raise TypeError(
-                f"{type(self.optimizer).__name__} keeps no statistics to look at: give an optimizer of this package, "
-                "such as cprop.CProp(optimizer)"
+                f"{type(self.optimizer).__name__} has no CProp statistics to monitor: pass an optimizer of this "
+                "package, such as cprop.CProp(optimizer)"
             )
         for name in ("every", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"invalid {name} {value}: give a whole number from 1 on")
+                raise ValueError(f"invalid {name} {value}: it must be an integer of at least 1")
         named = list(self.named_parameters)
         if any(isinstance(entry, Tensor) for entry in named):
-            raise TypeError("Monitor wants names: give model.named_parameters(), and not model.parameters()")
+            raise TypeError("Monitor needs names: pass model.named_parameters() instead of model.parameters()")
         self._names = {p: layer_of(name) for name, p in named}
         self._steps = 0
         self._broken: set[int] = set()
@@ -108,7 +108,7 @@ class Monitor:
 
     @torch.no_grad()
     def _before_step(self, *_: object) -> None:
-        if (self._steps + 1) % self.every == 0:  # the step counts them as zero, and the wrapper makes them zero
+        if (self._steps + 1) % self.every == 0:  # count them before the step, which may set them to zero
             parameters = chain.from_iterable(group["params"] for group in self.optimizer.param_groups)
             self._not_finite = {p: (~torch.isfinite(local(p.grad))).sum() for p in parameters if p.grad is not None}
 
@@ -119,12 +119,12 @@ class Monitor:
         self._not_finite = {}
 
     def close(self) -> None:
-        """Look no more; what was seen is kept."""
+        """Stop monitoring; the samples are kept."""
         for hook in self._hooks:
             hook.remove()
 
     def sample(self) -> Sample:
-        """Look now.
+        """Take a sample now.
 
         Raises:
             ValueError: if no parameter has had a gradient yet.
@@ -136,13 +136,13 @@ class Monitor:
 
     @torch.no_grad()
     def _look(self) -> Sample | None:
-        """A sample, unless there is nothing to see yet: within a step, that is no reason to end the training."""
-        seen = [found for found in self.optimizer.moments() if found[0].numel()]  # no elements, no mean
+        """Take a sample, or return ``None`` before the first gradient: a hook must not stop the training."""
+        seen = [found for found in self.optimizer.moments() if found[0].numel()]  # an empty parameter has no mean
         if not seen:
             return None
         own = [self._row(p, sums(moments, g, self.optimizer._way([p], g) is Way.FUSED)) for p, g, moments in seen]
         rows = over_ranks(own, [p for p, *_ in seen]).tolist()
-        # Of all, and not of those seen: a number must not pass to another when one more has its first gradient.
+        # Number all parameters, not only those seen, so that numbers do not change when one has its first gradient.
         numbers = {p: number for number, p in enumerate(chain(*(g["params"] for g in self.optimizer.param_groups)))}
         by_layer: dict[str, list[Layer]] = {}
         for (p, group, _), (_, *row) in zip(seen, rows, strict=True):
@@ -160,32 +160,32 @@ class Monitor:
         for index, sink in enumerate(self.sinks):
             try:
                 sink(taken)
-            except Exception:  # training must not end because a logger is out of reach
+            except Exception:  # a failing logger must not stop the training
                 if index not in self._broken:
-                    logger.warning("a sink of cprop.Monitor failed, and training goes on: %r", sink, exc_info=True)
+                    logger.warning("a sink of cprop.Monitor failed; training continues: %r", sink, exc_info=True)
                     self._broken.add(index)
         return taken
 
     def _row(self, p: Tensor, row: Tensor) -> Tensor:
-        """What is added up over ranks: how many elements of the gradient were not finite, and the sums."""
+        """The values to sum over ranks: the number of non-finite gradient elements, and the sums."""
         return torch.cat([self._not_finite.get(p, row.new_zeros(())).to(row).reshape(1), row])
 
     def advice(self) -> list[str]:
-        """What the samples so far mean, in plain words; nothing if there is nothing to say."""
+        """Advice based on the samples so far, in plain words; empty if there is none."""
         return list(advice(self.samples))
 
 
 def thin_out(samples: list[Sample]) -> None:
-    """Drop one of the earlier half, where samples lie closest; never the first, from which the run is told.
+    """Drop one sample of the earlier half, where they are closest together; never the first one.
 
-    Done again and again, the steps between two of the earlier half differ by a factor of two at most.
+    Repeated, this keeps the gaps in the earlier half within a factor of two.
     """
     earlier = range(1, len(samples) // 2)
     del samples[min(earlier, key=lambda i: samples[i + 1].step - samples[i - 1].step)]
 
 
 def layer_of(name: str) -> str:
-    """The module that a parameter belongs to, by its name, without what wrappers put before it.
+    """The name of a parameter's module, without the prefixes that wrappers add.
 
     Example:
         >>> layer_of("module._orig_mod.encoder.fc.weight"), layer_of("scale")

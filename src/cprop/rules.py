@@ -1,8 +1,8 @@
-"""What a rule is, what it is given to read, and how its results are written.
+"""Rules: what they are, how they read their inputs, and how their results are written.
 
-A rule is a pure function ``rule(tensors, scalars, flags) -> updated``: it takes the tensors of one
-parameter by name, and returns new values for those it changes. It never writes in place, so the
-same text can be run tensor by tensor, over lists of tensors, or compiled.
+A rule is a pure function ``rule(tensors, scalars, flags) -> updated``. It takes the tensors of one
+parameter by name and returns new values for those it changes. It never writes in place, so the same
+code runs as a for-loop over tensors, over lists of tensors (foreach), or compiled (fused).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ __all__ = ["GRAD", "PARAM", "Rule", "apply", "usable", "write"]
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
 PARAM: Final = "param"
-"""The name under which a rule finds the parameter itself."""
+"""The name of the parameter itself in a rule's tensors."""
 GRAD: Final = "grad"
 
 
 def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
-    """Run a rule on stored tensors, in the precision that rules compute in, and write its results back."""
+    """Run a rule on stored tensors at compute precision, and write the results back."""
     working = usable({name: load(tensor) for name, tensor in stored.items()})
     for name, updated in rule(working, scalars, flags).items():
         write(name, stored[name], updated, t)
 
 
 def usable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as a rule reads them: gradient elements that are NaN, infinite, or too large to square count as zero.
+    """Replace gradient elements that are NaN, infinite, or too large to square with zero.
 
-    One such element would stay in a running average forever. Counting it as zero is the only fix
-    that is element-wise: skipping the whole step, or the whole parameter, takes a reduction, a
-    read-back to the host, and the agreement of all ranks.
+    One such element would stay in a running average forever. Zeroing it is the only element-wise
+    fix: skipping the whole step or the whole parameter would need a reduction, a host
+    synchronization, and agreement between all ranks.
 
     Example:
         >>> import torch
@@ -47,7 +47,7 @@ def usable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
-    """Write a result in place: what is the user's as torch would round it, state as its format wants."""
+    """Write a result in place: parameters and gradients rounded as in torch, state according to its format."""
     if name in (PARAM, GRAD):
         stored.copy_(updated)
     else:

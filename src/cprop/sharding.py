@@ -1,4 +1,4 @@
-"""Parameters of which a rank holds only a part."""
+"""Sharded parameters: the local part of a tensor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 __all__ = ["PLAIN", "local"]
 
 PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
-"""Types of tensors that lie on this rank as a whole."""
+"""Tensor types that are never sharded."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank: of a DTensor its shard, and else the tensor itself."""
+    """This rank's part of a tensor: the local shard of a DTensor, or else the tensor itself."""
     if type(tensor) not in PLAIN and hasattr(tensor, "to_local"):
         return tensor.to_local()  # type: ignore[no-any-return]
     return tensor

@@ -1,7 +1,7 @@
 """How state is stored between steps: in float32, or in bfloat16 with stochastic rounding.
 
-A rule computes in float32 whatever the format: :func:`load` brings stored state there, and
-:func:`store` takes it back.
+Rules compute in float32 (or float64) for either format: :func:`load` converts stored state to it,
+and :func:`store` converts it back.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FORMATS: Final = (FLOAT32, BFLOAT16)
 
 
 def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Float32, or float64 where the dtype is: half precision is a format to store in."""
+    """The dtype to compute in: float64 for float64, else float32. Half precision is only used for storage."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def allocate(p: Tensor, storage: str) -> Tensor:
-    """Zero state laid out and sharded like a parameter.
+    """Zero state with the shape, memory layout and sharding of a parameter.
 
-    State of float64 and complex parameters keeps the precision of the arithmetic: only float32 is rounded to less.
+    Only float32 state is stored in bfloat16; the state of float64 and complex parameters keeps its precision.
 
     Args:
         p: the parameter.
@@ -42,35 +42,35 @@ def allocate(p: Tensor, storage: str) -> Tensor:
 
 
 def restore(saved: Tensor, p: Tensor, storage: str) -> Tensor:
-    """Saved state as :func:`allocate` would make it, a copy always: training on must not write into a checkpoint.
+    """A copy of saved state, in the format and memory layout that :func:`allocate` would use.
 
-    The same format comes back to the bit; another one is converted. However the saved tensor lay in
-    memory, the copy lies as the parameter does: a kernel takes only tensors in one order.
+    The copy is exact if the format is the same, and converted otherwise. It is always a copy, so that
+    training does not write into the checkpoint. It has the parameter's strides, as kernels require.
 
     Raises:
-        ValueError: if the saved state is sharded in another way than the parameter.
+        ValueError: if the saved state is sharded differently from the parameter.
     """
     restored = allocate(p, storage)
     shard, source = local(restored), local(saved)
     if source.shape != shard.shape:
         raise ValueError(
             f"saved state has shape {tuple(source.shape)} on this rank and should have {tuple(shard.shape)}: "
-            "it was sharded in another way; load it with torch.distributed.checkpoint"
+            "it was sharded differently; load it with torch.distributed.checkpoint"
         )
     shard.copy_(source)
     return restored
 
 
 def load(stored: Tensor) -> Tensor:
-    """Stored state in the precision that rules compute in."""
+    """Stored state at compute precision."""
     return stored.to(arithmetic_dtype(stored.dtype))
 
 
 def store(stored: Tensor, updated: Tensor, t: Number) -> None:
-    """Write state back, rounding to bfloat16 at random: up or down, in proportion to the distances.
+    """Write state back, with stochastic rounding if it is stored in bfloat16.
 
-    To the nearest would not do: of a mean that moves by a thousandth of the difference each step,
-    bfloat16 keeps two to three digits, and would round every step away.
+    Rounding to nearest does not work: a running mean changes by a thousandth of the difference per
+    step, and bfloat16 has two to three digits, so every change would be rounded away.
     """
     if stored.dtype == torch.bfloat16:
         updated = round_stochastically(updated, t)
@@ -78,14 +78,14 @@ def store(stored: Tensor, updated: Tensor, t: Number) -> None:
 
 
 def round_stochastically(x: Tensor, t: Number) -> Tensor:
-    r"""Float32 to bfloat16, rounded up with the probability of the part that is cut off.
+    r"""Round float32 to bfloat16 stochastically: up with a probability equal to the truncated fraction.
 
-    The random bits are a hash of the number itself and of the step. So there is no generator whose
-    state would have to be saved; a resumed run rounds as an unbroken one, and a shard as the whole.
+    The random bits are a hash of the number and the step. So there is no generator state to save. A
+    resumed run rounds exactly as an uninterrupted one, and a shard exactly as the whole tensor.
 
     Args:
         x: float32 numbers.
-        t: the step; the same number is rounded another way at another step.
+        t: the step; the same number may round differently at another step.
 
     Example:
         >>> x = torch.tensor([1.001])                     # between 1 and 1 + 2**-7
@@ -100,6 +100,6 @@ def round_stochastically(x: Tensor, t: Number) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Scatter the bits of an integer over all of it."""
+    """Mix the bits of an integer."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x45D9F3B
     return x ^ ((x >> 15) & 0x1FFFF)

@@ -1,7 +1,7 @@
-r"""The statistics of many parameters in a few numbers a layer, by one pass over them.
+r"""Summarizes the statistics of all parameters in a few numbers per layer, in one pass.
 
-For every element CProp knows the mean and the mean square of its past gradients. That is more than a scale: it is an
-estimate of the gradient's signal and of its noise.
+CProp keeps the mean and the mean square of each element's past gradients. They give not only the scale, but also an
+estimate of the gradient's signal and noise.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from cprop.sharding import local
 __all__ = ["BINS", "Layer", "Sample", "layer", "over_ranks", "sums", "together"]
 
 BINS: Final = 20
-"""Of the scale's histogram, equal parts of [0, 1]."""
+"""Number of bins of the scale's histogram, of equal width in [0, 1]."""
 
 
 class Layer(NamedTuple):
-    r"""What the statistics say about a layer, or about all of them.
+    r"""Summary of a layer, or of all layers.
 
     Args:
-        elements: how many parameters it has.
-        mean_scale: the mean of their scales.
-        histogram: the shares of their scales in ``BINS`` equal parts of [0, 1].
-        eps_dominates: the share whose scale is held below one by :math:`\epsilon` and not by the spread of their
-            gradients: it is below one, and :math:`\epsilon` is more than half of :math:`\sigma_t` and more than a tenth
+        elements: number of elements of its parameters.
+        mean_scale: mean of the elements' scales.
+        histogram: fractions of the scales in ``BINS`` bins of equal width in [0, 1].
+        eps_dominates: fraction of elements that :math:`\epsilon`, and not the spread of their gradients, scales down:
+            their scale is below one, and :math:`\epsilon` is more than half of :math:`\sigma_t` and more than a tenth
             of :math:`|\hat m_t|`.
-        silent: the share that has never had a gradient other than zero.
-        signal: squared length of the mean gradient, :math:`|G|^2`, corrected for the noise in its estimate; it can come
-            out below zero where there is nothing but noise.
+        silent: fraction of elements that have only had zero gradients.
+        signal: squared norm of the mean gradient, :math:`|G|^2`, corrected for the noise in its estimate; it can be
+            negative if there is only noise.
         noise: trace of the covariance of a batch's gradient, :math:`\operatorname{tr} \Sigma_B`.
-        signal_error: one standard error of ``signal``, if elements are independent.
-        conformity: the mean of their conformities :math:`s_t`, which their mean scale would be with :math:`c = 1`. Only
-            those count that CProp scales, and that had more than one gradient to agree; NaN if there are none.
+        signal_error: standard error of ``signal``, if elements are independent.
+        conformity: mean conformity :math:`s_t`, which equals the mean scale for :math:`c = 1`. It only includes
+            elements that CProp scales and that have had more than one gradient; NaN if there are none.
     """
 
     elements: int
@@ -59,19 +59,19 @@ class Layer(NamedTuple):
 
     @property
     def signal_to_noise(self) -> float:
-        r"""Squared mean gradient over the variance of a batch's, :math:`|G|^2 / \operatorname{tr} \Sigma_B`."""
+        r"""Squared mean gradient divided by the variance of a batch's, :math:`|G|^2 / \operatorname{tr} \Sigma_B`."""
         return max(self.signal, 0.0) / self.noise if self.noise > 0 else math.nan
 
     def noise_scale(self, batch_size: int) -> float:
-        r"""The gradient noise scale, of which the critical batch size is the same order (McCandlish et al., 2018).
+        r"""The gradient noise scale, an estimate of the critical batch size (McCandlish et al., 2018).
 
         .. math::
             B_{\text{simple}} = \operatorname{tr} \Sigma / |G|^2 = B \operatorname{tr} \Sigma_B / |G|^2
 
-        Infinite where no signal can be told from the noise.
+        Infinite if the estimated signal is not positive.
 
         Args:
-            batch_size: examples in a step, over all ranks and accumulated gradients.
+            batch_size: examples per step, over all ranks and accumulated gradients.
         """
         ratio = self.signal_to_noise
         return batch_size / ratio if ratio > 0 else math.nan if math.isnan(ratio) else math.inf
@@ -79,14 +79,14 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at an optimizer.
+    """A sample of an optimizer's statistics.
 
     Args:
-        step: gradients seen by the parameter that has seen most.
-        total: over all layers.
-        layers: by name.
-        batch_size: examples per step, if it was given.
-        not_finite: elements of this step's gradient that were NaN or infinite, and so counted as zero.
+        step: the largest number of gradients that any parameter has seen.
+        total: summary of all layers.
+        layers: summary of each layer, by name.
+        batch_size: examples per step, if given.
+        not_finite: number of NaN or infinite elements in this step's gradient, which count as zero.
     """
 
     step: int
@@ -102,7 +102,7 @@ class Sample:
         )
 
     def scalars(self, prefix: str = "cprop") -> dict[str, float]:
-        """Single numbers by name, as loggers want them; what is not a number is left out.
+        """Scalars by name, for loggers; non-finite values are omitted.
 
         Example:
             >>> layer = Layer(2, 0.5, (0.0,) * BINS, 0.0, 0.0, signal=1.0, noise=4.0, signal_error=0.1)
@@ -130,7 +130,7 @@ T = TypeVar("T")
 
 
 class Sums(NamedTuple, Generic[T]):
-    """What is added up over the elements of a parameter (so it can be added up over ranks too): terms, or the sums."""
+    """The terms to sum over a parameter's elements (and over ranks), or their sums."""
 
     scale: T
     conformity: T
@@ -143,23 +143,23 @@ class Sums(NamedTuple, Generic[T]):
 
 
 BLOCK: Final = 1 << 20
-"""Elements that are looked at at a time, so that what is computed on the way needs little memory."""
+"""Number of elements per pass, to limit the memory for temporaries."""
 SHOWN: Final = 1 << 14
-"""Elements of a parameter, evenly spread, that its histogram is made of: a share is then known to half a percent."""
+"""Number of evenly spaced elements in a parameter's histogram: its fractions are then accurate to half a percent."""
 
 
 def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
-    """The sums over what this rank holds of a parameter, and its histogram, without reading them back.
+    """The sums over this rank's part of a parameter, and its histogram, without host synchronization.
 
     Args:
         moments: its statistics.
         group: its param group.
-        fused: whether to compile, as its optimizer does.
+        fused: whether to use a compiled kernel, like its optimizer.
     """
     tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
     device, number = tensors[0].device, tensors[0].numel()
     precise = precision(device)
-    if not number:  # a rank may hold nothing of a small parameter
+    if not number:  # a rank may have no elements of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
     numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
 
@@ -185,7 +185,7 @@ Look: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
 def kernel(
     function: Look, measure: str | Measure, tensors: int, threads: bool, dtype: torch.dtype, device: torch.device
 ) -> compiled.Kernel:
-    """One of the functions below as a kernel, for optimizers that run fused: they have a compiler."""
+    """One of the functions below as a kernel, for fused optimizers: they have a compiler."""
 
     def build() -> compiled.Kernel:
         own = compiled.measure_in_kernels(measure, device, dtype)
@@ -202,36 +202,36 @@ def kernel(
 
 
 def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
-    """The moments of some elements, whose scalars come as one tensor, after ``c``."""
+    """The moments of a block of elements; ``numbers`` contains ``c``, followed by the corrections."""
     m, v, *rest = tensors
     return Moments(m, v, Corrections(*numbers[1:].unbind()), rest[0] if rest else None)
 
 
 def conformity_and_scale(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> tuple[Tensor, Tensor]:
-    """The conformity of some elements, and the scale that it gives."""
-    # Divided first: c may be infinite here, and infinity times a numerator of zero is no number.
+    """The conformity of a block of elements, and the resulting scale."""
+    # Divide first: c may be infinite here, and infinity times a zero numerator is NaN.
     conformity = divided(resolve_measure(measure)(of_block(tensors, numbers)))
     return conformity, divided(overconfident(conformity, numbers[0]))
 
 
 def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Sums[Tensor]:
-    """What some elements add to the sums, each."""
+    """Each element's terms of the sums."""
     moments = of_block(tensors, numbers)
     k = moments.k
-    # Two scalars are divided here, and not two tensors.
+    # Divides two scalars, not two tensors.
     m_hat, v_hat = moments.m * (1 / k.b), moments.v * (1 / k.b_v)
     mean_squared = m_hat * m_hat
     variance = torch.relu(v_hat - mean_squared)
     standard_error = torch.sqrt(variance * k.k_m)
     conformity, scale = conformity_and_scale(tensors, numbers, measure)
-    # Squares of squares: in float32 they overflow from gradients of 1e9 on.
+    # Fourth powers overflow in float32 for gradients above 1e9.
     precise = precision(moments.m.device)
     wide_variance = variance.to(precise)
     return Sums(
         scale,
         conformity,
-        # Beyond ten times eps the conformity is one in any case: there is no doubt for eps to add. Nor is a scale held
-        # back that overconfidence makes one below that.
+        # Above ten times eps the conformity is one anyway, so eps has no effect; nor has it if overconfidence already
+        # makes the scale one.
         (standard_error < k.eps) & (torch.abs(m_hat) < 10 * k.eps) & (v_hat > 0) & (scale < 1),
         v_hat == 0,
         mean_squared,
@@ -242,7 +242,7 @@ def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) ->
 
 
 def precision(device: torch.device) -> torch.dtype:
-    """What sums are taken in: float64, where the device has it."""
+    """The dtype of the sums: float64 if the device supports it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -252,18 +252,18 @@ def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -
 
 
 def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
-    """How many scales are in each part of [0, 1] or above it: comparisons and sums, for which a kernel has no words."""
+    """Cumulative histogram: the number of scales at or above each bin's lower edge. Kernels have no ``histc``."""
     _, scale = conformity_and_scale(tensors, numbers, measure)
     return torch.stack([(scale >= edge / BINS).sum(dtype=torch.float32) for edge in range(BINS)])
 
 
 def summed_and_shown(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
-    """Both at once, for parameters so small that a call takes longer than what it does."""
+    """Sums and histogram in one kernel launch, for small parameters, where the launch dominates."""
     return torch.cat([summed(tensors, numbers, measure), at_least(tensors, numbers, measure)])
 
 
 def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
-    """Rows of sums, added up over the ranks that hold different parts of a parameter."""
+    """All-reduce rows of sums over the ranks that hold different shards of a parameter."""
     table = torch.stack([row.to(rows[0].device) for row in rows])
     sharded: dict[tuple[Any, int], list[int]] = {}
     for index, p in enumerate(params):
@@ -281,13 +281,13 @@ def over_ranks(rows: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
 
 
 def layer(row: Sequence[float], group: Mapping[str, Any], t: float) -> Layer:
-    """What the sums over a parameter of a group come to, after its step ``t``."""
+    """The summary of a parameter from its sums, after its step ``t``."""
     beta = float(group["cprop_beta"])
     of, at_least = Sums(*row[:-BINS]), [*row[-BINS:], 0.0]
     elements = at_least[0]  # every scale is at least zero
-    # The squares of the running mean's weights add up to k: its variance is k times a gradient's.
+    # k is the sum of the running mean's squared weights: its variance is k times that of a gradient.
     k = (1 - beta) * (1 + beta**t) / ((1 + beta) * (1 - beta**t))
-    several = t > 1 and k < 1  # one gradient has no variance, and with a beta of zero there is never more than one
+    several = t > 1 and k < 1  # one gradient has no variance, and with beta = 0 there is never more than one
     unbiased = 1 / (1 - k) if several else math.nan
     scaled = math.isfinite(group["cprop_c"])
     noise = of.variance * unbiased
@@ -306,7 +306,7 @@ def layer(row: Sequence[float], group: Mapping[str, Any], t: float) -> Layer:
 
 
 def together(parts: Iterable[Layer]) -> Layer:
-    """Several parameters as one: shares weighted by elements, signal and noise added up."""
+    """Combine several parameters: fractions are weighted by elements, signal and noise are summed."""
     parts = list(parts)
     elements = sum(part.elements for part in parts)
     judged = [part for part in parts if not math.isnan(part.conformity)]

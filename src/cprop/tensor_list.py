@@ -1,4 +1,4 @@
-"""Many tensors that a rule can treat as one: every operation becomes a ``torch._foreach_`` call."""
+"""A list of tensors that a rule can use like one tensor: operations become ``torch._foreach_`` calls."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ _FOREACH: Final[dict[Any, Any]] = {
     torch.sub: torch._foreach_sub,
     torch.tanh: torch._foreach_tanh,
 }
-"""Every function that a rule uses and torch has a version for lists of."""
+"""The functions that rules use and that have a foreach version in torch."""
 
 _WEIGHTS: Final = frozenset({"alpha", "value"})
-"""The keyword arguments that those versions take too, if all others are lists."""
+"""The keyword arguments that foreach versions also accept, if all other arguments are lists."""
 
 
 class TensorList:
-    """A list of tensors with the arithmetic of a tensor.
+    """A list of tensors that behaves like one tensor.
 
-    torch's functions, the operators and a tensor's methods work on it element by element of the list, by one
-    ``_foreach_`` call where a rule needs it and torch has one, and tensor by tensor where not: a measure may be
-    anything that is element-wise and works on a tensor.
+    torch functions, operators and tensor methods apply to each tensor of the list. They use one ``_foreach_`` call if
+    torch has one for them, and a for-loop otherwise. So a measure may use any element-wise operation.
 
     Example:
         >>> x = TensorList([torch.ones(2), torch.full((3,), 4.0)])
@@ -55,14 +54,14 @@ class TensorList:
         [tensor([1., 1.]), tensor([0., 0., 0.])]
     """
 
-    __array_ufunc__ = None  # numpy's numbers, on the left of an operator, leave it to us
+    __array_ufunc__ = None  # so that numpy scalars on the left of an operator defer to us
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that all of them have."""
+        """The dtype of all tensors."""
         return self.tensors[0].dtype
 
     @classmethod
@@ -77,7 +76,7 @@ class TensorList:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(Tensor, name):
-            raise AttributeError(f"a list of tensors has no attribute {name!r}, as a tensor has none")
+            raise AttributeError(f"a tensor has no attribute {name!r}, so a list of tensors has none either")
         attribute = getattr(Tensor, name)
         if callable(attribute):
             return partial(one_by_one, attribute, self)
@@ -94,7 +93,7 @@ class TensorList:
     __rmul__ = __mul__
 
     def __sub__(self, other: Any) -> Any:
-        if isinstance(other, Tensor):  # which _foreach_sub would read back to the host
+        if isinstance(other, Tensor):  # _foreach_sub would synchronize to read it
             return one_by_one(operator.sub, self, other)
         return at_once_or_one_by_one(torch._foreach_sub, operator.sub, self, other)
 
@@ -113,7 +112,7 @@ def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, other: one_by_one(function, other, x)
 
 
-# No rule uses these, but a user's measure may. Python looks for them in the class, and does not ask __getattr__.
+# No rule uses these, but a user's measure may. Python looks up operators on the class, without __getattr__.
 _BINARY = ("pow", "floordiv", "mod", "and", "or", "xor")
 _OTHERS = ("lt", "le", "eq", "ne", "gt", "ge", "abs", "pos", "invert", "getitem", "setitem")
 for _name in (*_BINARY, *_OTHERS):
@@ -124,12 +123,12 @@ TensorList.__bool__ = _operator(operator.truth)  # type: ignore[attr-defined]
 
 
 def operand(x: Any) -> Any:
-    """What a ``_foreach_`` function takes in a list's place: its tensors, or a number as it is."""
+    """An argument as ``_foreach_`` functions expect it: a list's tensors, or a number unchanged."""
     return x.tensors if isinstance(x, TensorList) else x
 
 
 def fit_foreach(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a ``_foreach_`` function takes these: lists, and for the last argument a number, but no tensor."""
+    """Whether a ``_foreach_`` function accepts these arguments: lists, and as the last one also a number."""
     *others, last = args or (None,)
     if not all(isinstance(arg, TensorList) for arg in others):
         return False
@@ -139,14 +138,14 @@ def fit_foreach(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def at_once_or_one_by_one(foreach: Any, function: Callable[..., Any], x: TensorList, other: Any) -> Any:
-    """An operator, by one ``_foreach_`` call unless the other operand is a tensor with dimensions."""
+    """Apply an operator: one ``_foreach_`` call, or a for-loop if the other operand is a tensor with dimensions."""
     if isinstance(other, Tensor) and other.dim():
         return one_by_one(function, x, other)
     return TensorList(foreach(x.tensors, operand(other)))
 
 
 def one_by_one(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """A function of tensors, for each tensor of the lists among its arguments."""
+    """Apply a function in a for-loop over the tensors of the lists among its arguments."""
     length = len(next(lists_in((args, kwargs))).tensors)
     return gathered([function(*taken(args, i), **taken(kwargs, i)) for i in range(length)])
 
@@ -161,7 +160,7 @@ def lists_in(x: Any) -> Iterator[TensorList]:
 
 
 def taken(x: Any, i: int) -> Any:
-    """Arguments, with the tensor at a place in the list of it."""
+    """Arguments, with each list replaced by its tensor at index ``i``."""
     if isinstance(x, TensorList):
         return x.tensors[i]
     if isinstance(x, dict):
@@ -170,7 +169,7 @@ def taken(x: Any, i: int) -> Any:
 
 
 def gathered(results: Sequence[Any]) -> Any:
-    """Results of one function for each tensor as one: a list if they are tensors, and else what they all are."""
+    """Combine the results for each tensor: a list if they are tensors, else their common value."""
     first = results[0]
     if isinstance(first, Tensor):
         return TensorList(results)
@@ -179,7 +178,7 @@ def gathered(results: Sequence[Any]) -> Any:
     for result in results:
         if result != first:
             raise TypeError(
-                f"under foreach a measure is given many tensors as one, and this differs between them ({first!r}, "
-                f"{result!r}): compute each element from itself alone, or set foreach=False"
+                f"with foreach a measure gets many tensors as one, and this value differs between them ({first!r}, "
+                f"{result!r}): compute each element independently, or set foreach=False"
             )
     return first

@@ -1,6 +1,6 @@
 """CProp for optax: learning rates that shrink where gradients disagree.
 
-Put :func:`cprop` around any optax optimizer.
+Wrap any optax optimizer with :func:`cprop`.
 """
 
 from cprop_optax._adam import CPropAdamState, scale_by_cprop_adam

@@ -1,4 +1,4 @@
-"""Adam and CProp in one transformation, with one mean square for both."""
+"""Adam + CProp as one transformation, with a shared mean square."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class CPropAdamState(NamedTuple):
     """State of :func:`cprop_optax.scale_by_cprop_adam`.
 
     Attributes:
-      conformity: CProp's statistics, whose mean square is Adam's.
-      n: number of gradients that Adam's mean stands for.
-      mu_hat: Adam's mean of the gradients, its bias corrected.
+      conformity: CProp's statistics; their mean square is also Adam's.
+      n: effective number of gradients in Adam's mean.
+      mu_hat: Adam's bias-corrected mean of the gradients.
     """
 
     conformity: ConformityState
@@ -44,25 +44,24 @@ def scale_by_cprop_adam(
     *,
     moment_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    r"""Rescale updates as Adam does, and down where past gradients disagree.
+    r"""Rescale updates as in Adam, and scale them down where past gradients disagree.
 
     .. math::
 
       \hat g_t = \hat s_t \, \hat\mu_t / (\sqrt{\hat v_t} + \epsilon)
 
     with Adam's means :math:`\hat\mu_t` and :math:`\hat v_t`, and the scale :math:`\hat s_t` of
-    :func:`cprop_optax.cprop` with the horizon :math:`\beta = \beta_2`. The numbers are those of
-    ``cprop(optax.scale_by_adam(b1, b2, eps), beta=b2)``; as Adam's mean square is CProp's too, it is kept and
-    computed once.
+    :func:`cprop_optax.cprop` with the horizon :math:`\beta = \beta_2`. The result is the same as for
+    ``cprop(optax.scale_by_adam(b1, b2, eps), beta=b2)``, but Adam and CProp share one mean square.
 
     Args:
       b1: decay of Adam's mean.
       b2: decay of the mean square, and horizon of CProp's mean.
       eps: Adam's :math:`\epsilon`.
-      c: overconfidence; see :func:`cprop_optax.cprop`, also for what follows.
+      c: overconfidence; see :func:`cprop_optax.cprop` for this and the following arguments.
       conformity_eps: :math:`\epsilon` of the standard error.
-      measure: how conformity is measured.
-      moment_dtype: dtype in which all means are kept.
+      measure: the conformity measure.
+      moment_dtype: dtype of all means.
 
     Returns:
       A :class:`optax.GradientTransformation`.

@@ -1,18 +1,17 @@
-r"""Statistics in, scale out: section 2 of the paper as pure functions of arrays.
+r"""From statistics to the scale: section 2 of the paper as pure functions of arrays.
 
-Everything here is element-wise: no reduction over elements, no branch on a value. So the functions
-may be vectorised, differentiated and sharded at will, and none of them communicates. The symbols
-are the paper's:
+Everything here is element-wise: no reductions over elements, no branches on values. So the functions
+can be vectorized, differentiated and sharded without communication. The symbols are the paper's:
 
 =========  =============================================================================
 ``m_hat``  mean of the past gradients, :math:`\hat m_t`
 ``v_hat``  mean of their squares, :math:`\hat v_t`
 ``a_hat``  mean of their absolute values, :math:`\hat a_t` (relative rate only)
-``n``      the number of gradients that these means stand for, :math:`n_t`
+``n``      the effective number of gradients in these means, :math:`n_t`
 ``sigma``  standard error of the mean, :math:`\sigma_t`
-``z``      the mean in standard errors, :math:`z_t = |\hat m_t| / \sigma_t`
+``z``      the mean divided by its standard error, :math:`z_t = |\hat m_t| / \sigma_t`
 ``s``      conformity, :math:`s_t \in [0, 1]`
-``scale``  what the update is multiplied with, :math:`\hat s_t = \min(c\,s_t, 1)`
+``scale``  the factor on the update, :math:`\hat s_t = \min(c\,s_t, 1)`
 =========  =============================================================================
 """
 
@@ -28,14 +27,14 @@ import numpy as np
 
 
 class Moments(NamedTuple):
-    r"""What is known about each element's past gradients: a measure's only input.
+    r"""Statistics of each element's past gradients: the only input of a measure.
 
     Attributes:
       m_hat: mean of the gradients.
       v_hat: mean of their squares.
-      n: number of gradients behind the means, a scalar.
+      n: effective number of gradients in the means, a scalar.
       eps: the :math:`\epsilon` of Algorithm 1, a scalar.
-      a_hat: mean of the absolute gradients; ``None`` unless the measure asks for it.
+      a_hat: mean of the absolute gradients; ``None`` unless the measure needs it.
     """
 
     m_hat: jax.Array
@@ -51,9 +50,9 @@ class Moments(NamedTuple):
         .. math::
           \sigma_t = \sqrt{\max(\hat v_t - \hat m_t^2, 0) / (n_t - 1 + \epsilon)} + \epsilon
 
-        One gradient has no variance, but the difference of its two means may keep rounding noise, which the
-        formula at :math:`n_t = 1` would divide by :math:`\epsilon`. It is dropped there, and the first step is
-        taken in full, as in exact arithmetic.
+        One gradient has no variance, but the difference may contain rounding noise, which the formula would
+        divide by :math:`\epsilon` at :math:`n_t = 1`. So it is set to zero there, and the first step is not scaled,
+        as in exact arithmetic.
         """
         per_item = jnp.where(self.n > 1, 1 / jnp.maximum(self.n - 1 + self.eps, _tiny(self.n)), 0)
         return jnp.sqrt(jnp.maximum(self.v_hat - jnp.square(self.m_hat), 0) * per_item) + self.eps
@@ -62,15 +61,15 @@ class Moments(NamedTuple):
     def z(self) -> jax.Array:
         r"""Distance of the mean from zero in standard errors, :math:`|\hat m_t| / \sigma_t`.
 
-        Zero over zero is zero: an element without gradients has no sign to be sure of.
+        Zero divided by zero is zero: an element without gradients has no known sign.
         """
         return jnp.abs(self.m_hat) / _not_zero(self.sigma)
 
 
 Measure: TypeAlias = Callable[[Moments], jax.Array]
-"""``measure(moments) -> s``, element-wise and within [0, 1].
+"""``measure(moments) -> s``, element-wise and in [0, 1].
 
-A measure with an attribute ``needs_mean_abs = True`` is given ``a_hat`` as well.
+A measure with the attribute ``needs_mean_abs = True`` also receives ``a_hat``.
 """
 
 
@@ -79,7 +78,7 @@ def _tiny(x: jax.Array) -> float:
 
 
 def _not_zero(x: jax.Array) -> jax.Array:
-    """A denominator of at least the smallest normal number, for ``eps = 0``."""
+    """Clamp a denominator to at least the smallest normal number, for ``eps = 0``."""
     return jnp.maximum(x, _tiny(x))
 
 
@@ -94,7 +93,7 @@ def normal(moments: Moments) -> jax.Array:
 
 
 LOGISTIC_SLOPE: Final = 1.7017
-"""The slope whose logistic distribution function is nearest to the normal one everywhere."""
+"""The slope with the smallest maximum difference between the logistic and the normal distribution function."""
 
 
 def logistic(moments: Moments) -> jax.Array:
@@ -103,28 +102,28 @@ def logistic(moments: Moments) -> jax.Array:
     .. math::
       s_t = 2 \left|\frac{1}{1 + e^{k z_t}} - \tfrac12\right| = \tanh(k z_t / 2), \qquad k = 1.7017
 
-    It differs from the normal one by at most 0.019.
+    It differs from the normal measure by at most 0.019.
     """
     return jnp.tanh(moments.z * (LOGISTIC_SLOPE / 2))
 
 
-# Gauss-Legendre on [0, 1] in x, with u = 1 - (1 - x)^2: the substitution takes the edge off the
-# integrand's root at the upper end, which 1 < nu < 2 has.
+# Gauss-Legendre on [0, 1] in x, with u = 1 - (1 - x)^2: the substitution removes the integrand's
+# square-root singularity at the upper end for 1 < nu < 2.
 _X, _W = np.polynomial.legendre.leggauss(16)
 _NODES: Final = [1 - ((1 - x) / 2) ** 2 for x in _X.tolist()]
 _WEIGHTS: Final = [w * (1 - x) / 2 for x, w in zip(_X.tolist(), _W.tolist(), strict=True)]
 
 
 def student_t(moments: Moments) -> jax.Array:
-    r"""The normal measure with Student's t in place of the normal (section 2.1).
+    r"""The normal measure with Student's t distribution instead of the normal one (section 2.1).
 
     .. math::
       s_t = 2 F_\nu(z_t) - 1
           = \frac{\int_0^\theta \cos^{\nu - 1} u \, du}{\int_0^{\pi / 2} \cos^{\nu - 1} u \, du},
       \qquad \theta = \arctan\frac{z_t}{\sqrt\nu}, \quad \nu = \max(n_t - 1, 1)
 
-    By quadrature, within 1e-6 of the exact function. ``betainc`` would be exact, but it loops until
-    the last element has converged, which under sharding all devices would have to agree on.
+    Computed by quadrature, with an error below 1e-6. ``betainc`` would be exact, but it loops until
+    the last element has converged, which needs communication between devices under sharding.
     """
     nu = jnp.maximum(moments.n - 1, 1)
     below_one = 1 - float(jnp.finfo(nu.dtype).eps)  # type: ignore[no-untyped-call]
@@ -132,38 +131,38 @@ def student_t(moments: Moments) -> jax.Array:
     def integral(theta: jax.Array) -> jax.Array:
         total = jnp.zeros_like(theta)
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-            # cos^(nu - 1) by way of the sine: near zero the cosine has no digits left to raise. The sine stays
-            # below one: zero to the power of zero must be one.
+            # cos^(nu - 1) from the sine: near zero the cosine rounds to one, and its power is inaccurate. The sine
+            # stays below one, because zero to the power of zero must be one.
             sine_squared = jnp.minimum(jnp.square(jnp.sin(theta * node)), below_one)
             total += weight * jnp.exp(jnp.log1p(-sine_squared) * ((nu - 1) / 2))
         return total * theta
 
-    widest = jnp.minimum(7 / jnp.sqrt(nu), math.pi / 2)  # beyond seven sigma the rest is below 1e-11
+    widest = jnp.minimum(7 / jnp.sqrt(nu), math.pi / 2)  # beyond seven sigma the remainder is below 1e-11
     theta = jnp.arctan(moments.z / jnp.sqrt(nu))
     return integral(jnp.minimum(theta, widest)) / integral(widest)
 
 
 def moment_rate(moments: Moments) -> jax.Array:
-    r"""The mean against the root mean square (section 2.4).
+    r"""The mean divided by the root mean square (section 2.4).
 
     .. math::
       s_t = |\hat m_t| / (\sqrt{\hat v_t} + \epsilon)
 
-    It is hardly ever near one; the paper tunes :math:`c = 27` for it.
+    It is rarely close to one; the paper tunes :math:`c = 27` for it.
     """
     return jnp.abs(moments.m_hat) / _not_zero(jnp.sqrt(moments.v_hat) + moments.eps)
 
 
 def relative_rate(moments: Moments) -> jax.Array:
-    r"""The mean against the mean absolute value (section 2.4).
+    r"""The mean divided by the mean absolute value (section 2.4).
 
     .. math::
       s_t = |\hat m_t| / (\hat a_t + \epsilon)
     """
     if moments.a_hat is None:
         raise ValueError(
-            "measure 'relative_rate' needs the mean of |g|, and there is none: pass a_hat=..., or make the state "
-            "with this measure, or choose one that does without, such as 'normal'"
+            "measure 'relative_rate' needs the mean of |g|: pass a_hat=..., initialize the state with this measure, "
+            "or choose a measure that does not need it, such as 'normal'"
         )
     return jnp.abs(moments.m_hat) / _not_zero(moments.a_hat + moments.eps)
 
@@ -173,7 +172,7 @@ relative_rate.needs_mean_abs = True  # type: ignore[attr-defined]
 MEASURES: Final[dict[str, Measure]] = {
     measure.__name__: measure for measure in (normal, student_t, logistic, moment_rate, relative_rate)
 }
-"""The measures that have a name; any other function of :class:`Moments` may stand in for one."""
+"""The named measures; any function of :class:`Moments` works too."""
 
 
 def resolve_measure(measure: str | Measure) -> Measure:
@@ -194,7 +193,7 @@ def needs_mean_abs(measure: str | Measure) -> bool:
 
 
 def arithmetic_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """Float32, or float64 where the dtype is: half precision is a format to store in."""
+    """The dtype to compute in: float64 for float64, else float32. Half precision is only used for storage."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -217,29 +216,29 @@ def conformity_scale(
         \hat s_t &= \min\left(2c\,\left|\mathrm{CDF}_{\mathcal N(\hat m_t, \sigma_t)}(0) - \tfrac12\right|, 1\right)
       \end{align*}
 
-    Half-precision input is computed, and returned, in float32: :math:`\hat v_t - \hat m_t^2` has no
-    digits left in less.
+    Half-precision input is computed and returned in float32, because :math:`\hat v_t - \hat m_t^2`
+    needs the digits.
 
     Args:
-      m_hat: mean of the past gradients, its bias corrected.
-      v_hat: mean of their squares, its bias corrected.
-      n: number of gradients behind the means, :math:`(1-\beta^t)/(1-\beta)`.
-      c: overconfidence coefficient (equation 9); infinity is a scale of one everywhere.
+      m_hat: bias-corrected mean of the past gradients.
+      v_hat: bias-corrected mean of their squares.
+      n: effective number of gradients in the means, :math:`(1-\beta^t)/(1-\beta)`.
+      c: overconfidence coefficient (equation 9); infinity gives a scale of one everywhere.
       eps: added to the standard error and to :math:`n - 1`. Zero makes the scale independent of the
-        gradients' size, as long as their squares neither vanish nor overflow.
+        gradients' magnitude, if their squares neither underflow nor overflow.
       measure: ``"normal"``, ``"student_t"``, ``"logistic"``, ``"moment_rate"``,
         ``"relative_rate"``, or a function ``moments -> s`` of :class:`cprop_optax.Moments`.
-      a_hat: mean of the absolute gradients, its bias corrected; for ``"relative_rate"``.
+      a_hat: bias-corrected mean of the absolute gradients, for ``"relative_rate"``.
 
     Returns:
-      The scale, shaped like ``m_hat``.
+      The scale, with the shape of ``m_hat``.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import cprop_optax
       >>> m_hat = jnp.array([0.0, 1.0, 2.0])  # mean gradient of three parameters
       >>> v_hat = jnp.array([4.0, 5.0, 4.0])  # and its mean square
-      >>> scale = cprop_optax.conformity_scale(m_hat, v_hat, n=5.0)  # no sign, one sigma, no doubt
+      >>> scale = cprop_optax.conformity_scale(m_hat, v_hat, n=5.0)  # sign unknown, one sigma, certain
       >>> print(scale.round(4))
       [0.     0.6827 1.    ]
 
@@ -261,5 +260,5 @@ def conformity_scale(
         a_hat=None if a_hat is None else convert(a_hat),
     )
     s = resolve_measure(measure)(moments)
-    # c -> infinity is the optimizer without CProp (section 2.3), also where s = 0 and c s is nothing.
+    # c = infinity gives the optimizer without CProp (section 2.3), even if s = 0 and c s is NaN.
     return jnp.where(jnp.isinf(convert(c)), 1, jnp.minimum(convert(c) * s, 1))

@@ -1,6 +1,6 @@
-r"""The running statistics of the gradients: their state, and one step of them.
+r"""The running statistics of the gradients: their state, and their update.
 
-Kept are the means with their bias corrected already, by recurrences of their own:
+The state contains bias-corrected means, computed directly by these recurrences:
 
 .. math::
 
@@ -10,8 +10,8 @@ Kept are the means with their bias corrected already, by recurrences of their ow
               = \big(\beta m_{t-1} + (1 - \beta) g_t\big) / (1 - \beta^t)
   \end{align*}
 
-These are the paper's, term by term. They divide no element by :math:`1 - \beta^t`, are exact at the
-first step, and stay weighted means if :math:`\beta` changes in mid-training.
+They equal the paper's formulas. They need no division of each element by :math:`1 - \beta^t`, are exact
+at the first step, and remain weighted means if :math:`\beta` changes in mid-training.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ State = TypeVar("State")
 
 
 class ConformityState(NamedTuple):
-    """Statistics of the past gradients: all that CProp keeps between two steps.
+    """Statistics of the past gradients: CProp's whole state.
 
     Attributes:
       count: number of steps.
-      n: number of gradients that the means stand for; at most ``1 / (1 - beta)``.
-      m_hat: mean of the gradients, shaped and sharded like the parameters.
+      n: effective number of gradients in the means; at most ``1 / (1 - beta)``.
+      m_hat: mean of the gradients, with the shapes and sharding of the parameters.
       v_hat: mean of their squares.
       a_hat: mean of their absolute values; ``None`` unless the measure needs it.
-      c: the overconfidence of the last step, so that the scales can be had from the state.
-      eps: the epsilon of the last step, likewise.
+      c: the overconfidence of the last step, to recompute the scales from the state.
+      eps: the epsilon of the last step, for the same purpose.
     """
 
     count: jax.Array  # type: ignore[assignment]  # shape=(), dtype=jnp.int32.
@@ -53,7 +53,7 @@ class ConformityState(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How the statistics are taken and read."""
+    """The settings of the statistics and of the scale."""
 
     beta: jax.typing.ArrayLike
     c: jax.typing.ArrayLike
@@ -62,24 +62,24 @@ class Settings(NamedTuple):
     moment_dtype: jax.typing.DTypeLike | None
 
     def checked(self) -> Settings:
-        """The same, or an error. Arrays are not looked at: they may be traced, or on a device."""
+        """Return the settings, or raise if one is invalid. Arrays may be traced or on a device, and are not checked."""
         beta, c, eps, measure, moment_dtype = self
         if _is_number(beta) and not 0 <= beta < 1:
-            raise ValueError(f"invalid beta {beta}: the horizon must lie in [0, 1); 0.999 looks back about 1,000 steps")
+            raise ValueError(f"invalid beta {beta}: the horizon must be in [0, 1); 0.999 looks back about 1,000 steps")
         if _is_number(c) and not c > 0:
-            raise ValueError(f"invalid c {c}: the overconfidence must lie in (0, inf]; 1 is the paper's")
+            raise ValueError(f"invalid c {c}: the overconfidence must be in (0, inf]; the paper uses 1")
         if _is_number(eps) and not 0 <= eps < math.inf:
-            raise ValueError(f"invalid eps {eps}: it must lie in [0, inf); 1e-8 is the paper's")
+            raise ValueError(f"invalid eps {eps}: it must be in [0, inf); the paper uses 1e-8")
         resolve_measure(measure)
         return self._replace(moment_dtype=check_moment_dtype(moment_dtype))
 
     def init(self, params: optax.Params) -> ConformityState:
-        """Statistics that have not seen a gradient."""
+        """Statistics before the first gradient."""
         leaves = jax.tree.leaves(params)
         for p in leaves:
             _refuse_complex(p)
 
-        # As precise as the most precise parameter; cast down where a scalar meets another one.
+        # The precision of the most precise parameter; cast down when used with another one.
         dtype = jnp.result_type(jnp.float32, *(p.dtype for p in leaves))
         return ConformityState(
             count=jnp.zeros([], jnp.int32),
@@ -92,11 +92,11 @@ class Settings(NamedTuple):
         )
 
     def zeros(self, params: optax.Params) -> optax.Updates:
-        """Means before the first gradient: shaped and sharded like the parameters, and in float32 at least."""
+        """Zero means with the shapes and sharding of the parameters, in ``moment_dtype`` or at compute precision."""
         return jax.tree.map(lambda p: jnp.zeros_like(p, dtype=self.moment_dtype or arithmetic_dtype(p.dtype)), params)
 
     def observe(self, grads: optax.Updates, state: ConformityState) -> ConformityState:
-        """The statistics after one more gradient, in the precision that they are computed in."""
+        """The statistics after one more gradient, at compute precision."""
         n = next_number(state.n, self.beta)
         a_hat = state.a_hat
         if a_hat is not None:
@@ -113,18 +113,18 @@ class Settings(NamedTuple):
 
 
 def next_number(n: jax.Array, beta: jax.typing.ArrayLike) -> jax.Array:
-    """``1 + beta n``, with ``1 - beta`` taken before a Python number is rounded to the array's dtype."""
+    """``1 + beta n``, with ``1 - beta`` computed before a Python number is rounded to the array's dtype."""
     return n + (1 - (1 - (wide(beta) if isinstance(beta, jax.Array) else beta)) * n)
 
 
 def mean(x: jax.Array, past: jax.Array, n: jax.Array) -> jax.Array:
-    """A running mean of ``n`` numbers, ``x`` the last of them."""
+    """The running mean of ``n`` numbers after adding ``x``."""
     x, past = wide(x), past.astype(wide(x).dtype)
     return past + (x - past) * (1 / n).astype(x.dtype)
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """In the precision that is computed in."""
+    """Convert to compute precision."""
     return x.astype(arithmetic_dtype(x.dtype))
 
 
@@ -139,7 +139,7 @@ def scales(state: ConformityState, measure: str | Measure) -> optax.Updates:
 
 
 def stored(new: State, past: State, count: jax.Array) -> State:
-    """A state in the dtypes that it had before."""
+    """Convert a new state to the dtypes of the past one."""
     return cast("State", jax.tree.map(lambda x, old: store(x, old.dtype, count), new, past))
 
 
@@ -149,7 +149,7 @@ def scaled(updates: optax.Updates, scales: optax.Updates) -> optax.Updates:
 
 
 def usable_or_zero(g: jax.Array) -> jax.Array:
-    """The gradient, or zero where it is NaN or too large for its square to be a number."""
+    """Replace gradient elements with zero if they are NaN or their square would overflow."""
     largest = math.sqrt(float(jnp.finfo(arithmetic_dtype(g.dtype)).max))  # type: ignore[no-untyped-call]
     return jnp.where(jnp.abs(wide(g)) < largest, g, jnp.zeros_like(g))
 
@@ -161,6 +161,6 @@ def _is_number(x: Any) -> TypeGuard[float]:
 def _refuse_complex(p: jax.Array) -> None:
     if jnp.iscomplexobj(p):
         raise TypeError(
-            f"a parameter has dtype {p.dtype}, and a complex gradient has no sign to be sure of: "
-            "put optax.contrib.split_real_and_imaginary around CProp"
+            f"a parameter has dtype {p.dtype}, and complex gradients have no sign: "
+            "wrap CProp in optax.contrib.split_real_and_imaginary"
         )

@@ -1,4 +1,4 @@
-"""How the statistics are stored between two steps: in full, or in bfloat16."""
+"""How the statistics are stored between steps: at full precision, or in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from jax import lax
 
 
 def check_moment_dtype(moment_dtype: jax.typing.DTypeLike | None) -> jnp.dtype | None:
-    """The dtype as jax knows it; refuse what the statistics cannot be kept in."""
+    """Return the canonical dtype, or raise if the statistics cannot be stored in it."""
     if moment_dtype is None:
         return None
     dtype = jnp.dtype(moment_dtype)
     if dtype not in (jnp.bfloat16, jnp.float32, jnp.float64):
         raise ValueError(
-            f"invalid moment_dtype {dtype.name!r}: the range of the squares of gradients needs 'bfloat16' (half the "
-            "memory), 'float32', or None for float32 or wider, as the parameters are"
+            f"invalid moment_dtype {dtype.name!r}: squared gradients need the range of 'bfloat16' (half the memory) "
+            "or 'float32'; None uses float32, or float64 for float64 parameters"
         )
     return jnp.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def store(x: jax.Array, dtype: jnp.dtype, count: jax.Array) -> jax.Array:
-    """A number in the dtype in which it is kept; to bfloat16, rounded stochastically.
+    """Convert to the storage dtype, with stochastic rounding for bfloat16.
 
-    To the nearest would not do: a mean that moves by a thousandth of the difference each step would
-    not move at all in a format of two to three digits.
+    Rounding to nearest does not work: a running mean changes by a thousandth of the difference per
+    step, and bfloat16 has two to three digits, so every change would be rounded away.
     """
     if dtype == jnp.bfloat16:
         return round_stochastically(x, count)
@@ -32,14 +32,14 @@ def store(x: jax.Array, dtype: jnp.dtype, count: jax.Array) -> jax.Array:
 
 
 def round_stochastically(x: jax.Array, count: jax.Array) -> jax.Array:
-    """Bfloat16, rounded away from zero with the probability of the part that is cut off.
+    """Round to bfloat16 stochastically: away from zero with a probability equal to the truncated fraction.
 
-    The random bits are a hash of the number itself and of the step. So there is no key in the state
-    and none to be given; a resumed run rounds as an unbroken one, and a shard as the whole.
+    The random bits are a hash of the number and the step. So no random key is needed. A resumed run
+    rounds exactly as an uninterrupted one, and a shard exactly as the whole array.
 
     Args:
       x: finite numbers.
-      count: the step; the same number is rounded another way at another step.
+      count: the step; the same number may round differently at another step.
 
     Returns:
       An array of bfloat16.
@@ -57,7 +57,7 @@ def round_stochastically(x: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-    """Scatter the bits of an integer over all of it (the 32-bit finaliser of MurmurHash3)."""
+    """Mix the bits of an integer (the 32-bit finalizer of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""CProp as a gradient transformation: around any optimizer, or first in a chain."""
+"""CProp as a gradient transformation: it wraps any optimizer, or comes first in a chain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cprop_optax._statistics import ConformityState, Settings, scaled, scales, s
 
 
 class CPropState(NamedTuple):
-    """State of :func:`cprop_optax.cprop`: its own, and the inner optimizer's."""
+    """State of :func:`cprop_optax.cprop`: CProp's statistics, and the inner optimizer's state."""
 
     conformity: ConformityState
     inner_state: optax.OptState
@@ -29,9 +29,9 @@ def cprop(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Scale an optimizer's updates down where past gradients disagree.
 
-    CProp keeps the mean and the mean square of each parameter's gradient over about
-    :math:`1/(1-\beta)` steps, asks how sure it is of the mean's sign, and multiplies the update of
-    the inner optimizer, :math:`\hat g_t`, with that confidence (Algorithm 1):
+    CProp tracks the mean and the mean square of each parameter's gradient over about
+    :math:`1/(1-\beta)` steps. It multiplies the inner optimizer's update :math:`\hat g_t` by its
+    confidence in the sign of the mean (Algorithm 1):
 
     .. math::
 
@@ -44,11 +44,11 @@ def cprop(
         \theta_t &= \theta_{t-1} + \hat s_t \cdot \hat g_t
       \end{align*}
 
-    It only scales down: choose the learning rate that reduces the loss fastest at the start, not the
-    one that would be safe to the end (section 4.1).
+    It only scales down, so choose the learning rate that reduces the loss fastest at the start, not
+    the one that is safe until the end (section 4.1).
 
-    Everything the inner optimizer returns is scaled, weight decay included, for in optax the decay
-    is part of the updates. To leave decoupled decay unscaled, put it outside::
+    Everything that the inner optimizer returns is scaled, including weight decay, which is part of the
+    updates in optax. To leave decoupled decay unscaled, put it outside::
 
       optax.chain(
           cprop_optax.cprop(optax.scale_by_adam()),
@@ -56,22 +56,21 @@ def cprop(
           optax.scale_by_learning_rate(learning_rate),
       )
 
-    An element of a gradient counts as zero, for the inner optimizer too, if it is NaN or its square is
-    not finite: it would stay in the means for ever. To leave such a batch out altogether, put
-    :func:`optax.apply_if_finite` around CProp.
+    Gradient elements that are NaN, or whose square is not finite, count as zero, for the inner
+    optimizer too: they would stay in the means forever. To skip such a batch altogether, wrap CProp in
+    :func:`optax.apply_if_finite`.
 
     Args:
       inner: the optimizer to scale, or any transformation of gradients into updates.
       beta: horizon :math:`\beta` of the statistics, in [0, 1); 0.999 looks back about 1,000 steps.
       c: overconfidence :math:`c`, above 0 (equation 9); larger values trade training speed for
-        generalisation, and infinity is the inner optimizer as it is.
-      eps: :math:`\epsilon` of the standard error, at least 0. It is absolute: with gradients below
-        about 1e-6 lower it, down to 0, or it holds the learning back.
-      measure: how conformity is measured: ``"normal"``, ``"student_t"``, ``"logistic"``,
+        generalization, and infinity disables the scaling.
+      eps: :math:`\epsilon` of the standard error, at least 0. It is absolute: lower it (down to 0) if
+        gradients are below about 1e-6, or it slows down learning.
+      measure: the conformity measure: ``"normal"``, ``"student_t"``, ``"logistic"``,
         ``"moment_rate"``, ``"relative_rate"``, or a function; see :func:`cprop_optax.conformity_scale`.
-      moment_dtype: dtype in which the statistics are kept; ``None`` for float32, or float64 where the
-        parameter is. ``"bfloat16"`` halves them, rounded stochastically. Arithmetic is in float32
-        at least.
+      moment_dtype: dtype of the statistics; ``None`` for float32, or float64 for float64 parameters.
+        ``"bfloat16"`` halves their memory, with stochastic rounding. Arithmetic is at least in float32.
 
     Returns:
       The corresponding :class:`optax.GradientTransformationExtraArgs`; extra arguments go to the inner
@@ -102,10 +101,10 @@ def cprop(
       Conformity*, 2019
 
     .. note::
-      With :func:`optax.inject_hyperparams`, ``beta``, ``c`` and ``eps`` may be scheduled or changed
-      in the state. Give ``hyperparam_dtype=jnp.float32`` if the parameters are in half precision, where 0.999
-      is 1, and ``static_args=("measure", "moment_dtype")`` if either is given as an object: optax takes
-      whatever can be called for a schedule.
+      With :func:`optax.inject_hyperparams`, ``beta``, ``c`` and ``eps`` can be scheduled or changed
+      in the state. For half-precision parameters, pass ``hyperparam_dtype=jnp.float32``: 0.999 would round
+      to 1. If ``measure`` or ``moment_dtype`` is an object, pass ``static_args=("measure", "moment_dtype")``:
+      optax treats every callable as a schedule.
     """
     settings = Settings(beta, c, eps, measure, moment_dtype).checked()
     inner = optax.with_extra_args_support(_refuse_factory(inner))
@@ -135,17 +134,17 @@ def scale_by_conformity(
 ) -> optax.GradientTransformation:
     r"""Scale gradients by their own conformity.
 
-    For a chain, where it must stand first, since it takes what it is handed for the raw gradients. It
-    is CProp if what follows multiplies with a number alone, as SGD without momentum does. Where momentum
-    or a division by past gradients follows, the scale passes through those averages first; the algorithm
-    of the paper is then :func:`cprop_optax.cprop`.
+    Put it first in a chain, because it needs the raw gradients. It equals CProp if the rest of the chain
+    only multiplies by a number, as in SGD without momentum. With momentum or a division by past
+    gradients, the scale passes through those averages first; use :func:`cprop_optax.cprop` for the
+    paper's algorithm.
 
     Args:
-      beta: horizon of the statistics; see :func:`cprop_optax.cprop`, also for what follows.
+      beta: horizon of the statistics; see :func:`cprop_optax.cprop` for this and the following arguments.
       c: overconfidence.
       eps: added to the standard error.
-      measure: how conformity is measured.
-      moment_dtype: dtype in which the statistics are kept.
+      measure: the conformity measure.
+      moment_dtype: dtype of the statistics.
 
     Returns:
       A :class:`optax.GradientTransformation`.
@@ -158,7 +157,7 @@ def scale_by_conformity(
       >>> params = jnp.zeros(2)
       >>> state = optimizer.init(params)
       >>> for sign in (1., -1., 1.):
-      ...   grad = jnp.array([1., sign])  # one gradient that stays, and one that turns around
+      ...   grad = jnp.array([1., sign])  # one constant gradient, and one that changes its sign
       ...   updates, state = optimizer.update(grad, state)
       ...   print(updates.round(2))
       [-1. -1.]
@@ -183,16 +182,17 @@ def scale_by_conformity(
 
 
 def cprop_scales(state: optax.OptState, measure: str | Measure = "normal") -> optax.Updates:
-    """The scales of the last update, computed anew from the statistics in a state.
+    """The scales of the last update, recomputed from the statistics in a state.
 
     Args:
       state: the state of :func:`cprop_optax.cprop` or :func:`cprop_optax.scale_by_conformity`, or of a
-        transformation that holds one of them.
-      measure: the one that the transformation was made with.
+        transformation that contains one of them.
+      measure: the measure of that transformation.
 
     Returns:
-      A tree like the parameters', of scales in [0, 1]. They are those of the last update to the bit, or as
-      near as bfloat16 is if that is the ``moment_dtype``; before the first update they are zero.
+      A tree of scales in [0, 1], with the structure of the parameters. They equal those of the last update
+      bit for bit, or to bfloat16 precision if that is the ``moment_dtype``. Before the first update they are
+      zero.
 
     Examples:
       >>> import cprop_optax
@@ -208,8 +208,8 @@ def cprop_scales(state: optax.OptState, measure: str | Measure = "normal") -> op
     """
     found = [x for x in jax.tree.leaves(state, is_leaf=_is_conformity_state) if _is_conformity_state(x)]
     if len(found) != 1:
-        mend = "pass that of cprop or scale_by_conformity" if not found else "pass one of them"
-        raise ValueError(f"a state with CProp's statistics is wanted, and this one holds {len(found)} of them: {mend}")
+        mend = "pass the state of cprop or scale_by_conformity" if not found else "pass the state of one of them"
+        raise ValueError(f"expected a state with CProp's statistics once, but found them {len(found)} times: {mend}")
     return scales(found[0], measure)
 
 
@@ -220,7 +220,7 @@ def _is_conformity_state(x: Any) -> bool:
 def _refuse_factory(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     if not isinstance(inner, optax.GradientTransformation):
         raise TypeError(
-            f"cprop wraps an optax optimizer, and got {inner!r}: write cprop(optax.adam(1e-3)); settings of CProp's "
-            "own go behind it"
+            f"cprop wraps an optax optimizer, but got {inner!r}: write cprop(optax.adam(1e-3)), with CProp's settings "
+            "after it"
         )
     return inner

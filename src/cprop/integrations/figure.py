@@ -1,4 +1,4 @@
-"""The scale over time as the paper draws it (figure 8), layer by layer."""
+"""Plots the scale over time per layer, like figure 8 of the paper."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["scale_over_time"]
 
 
 def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
-    """The distribution of the scale over time, of all layers and of each, with the mean as a line.
+    """Plot the distribution of the scale over time, for all layers together and for each, with the mean as a line.
 
     Args:
-        samples: what a monitor saw: ``monitor.samples``.
-        title: above all.
+        samples: a monitor's samples, ``monitor.samples``.
+        title: title of the figure.
 
     Raises:
         ValueError: if there are fewer than two samples.
@@ -32,14 +32,14 @@ def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
         ['all layers', 'fc']
     """
     if len(samples) < 2:
-        raise ValueError(f"there are {len(samples)} samples: a figure over time takes two or more")
+        raise ValueError(f"got {len(samples)} samples: a figure over time needs at least 2")
     steps = np.array([sample.step for sample in samples], dtype=float)
     edges = np.concatenate([[steps[0]], (steps[1:] + steps[:-1]) / 2, [steps[-1]]])
     shown = {"all layers": [sample.total for sample in samples]}
     for name in samples[-1].layers:
         if all(name in sample.layers for sample in samples):
             shown[name] = [sample.layers[name] for sample in samples]
-    columns = min((min(3, len(shown)), 2, 4), key=lambda number: -len(shown) % number)  # few empty places
+    columns = min((min(3, len(shown)), 2, 4), key=lambda number: -len(shown) % number)  # fewest empty plots
     rows = math.ceil(len(shown) / columns)
     figure = Figure(figsize=(3.1 * columns + 0.6, 2.1 * rows + 0.8), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -54,11 +54,11 @@ def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
         axes.set_axis_off()
     for axes in grid[:, 0]:
         axes.set_ylabel("scale")
-    for axes in list(grid.flat)[: len(shown)][-columns:]:  # the lowest of each column
+    for axes in list(grid.flat)[: len(shown)][-columns:]:  # the lowest in each column
         axes.set_xlabel("steps")
         axes.xaxis.set_tick_params(labelbottom=True)
     bar = figure.colorbar(drawn, ax=list(grid.flat), aspect=40)
-    bar.set_label("share of parameters; line: mean scale")
+    bar.set_label("fraction of parameters; line: mean scale")
     if title:
         figure.suptitle(title)
     return figure

@@ -1,4 +1,4 @@
-"""A monitor in Lightning's training loop."""
+"""A monitor callback for Lightning."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["MonitorCallback"]
 
 
 class MonitorCallback(pl.Callback):
-    """Looks at CProp's optimizers every so many steps, logs to the trainer's loggers, and gives advice at the end.
+    """Monitors CProp's optimizers, logs to the trainer's loggers, and gives advice at the end.
 
-    The optimizer itself needs no callback: return it from ``configure_optimizers`` as you would torch's.
+    The optimizer itself needs no callback: return it from ``configure_optimizers`` like any other.
 
     Args:
-        every: steps between two looks.
-        batch_size: examples in a step, over all devices and accumulated gradients, for the noise scale.
+        every: steps between samples.
+        batch_size: examples per step, over all devices and accumulated gradients, for the noise scale.
     """
 
     def __init__(self, every: int = 100, batch_size: int | None = None) -> None:
@@ -26,9 +26,9 @@ class MonitorCallback(pl.Callback):
         self.monitors: list[Monitor] = []
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Attach to all optimizers that are ours, and let go of those before."""
+        """Attach to all CProp optimizers, and detach from earlier ones."""
         for monitor in self.monitors:
-            monitor.close()  # a training that was interrupted has not
+            monitor.close()  # still open if the last training was interrupted
 
         def log(sample: Sample) -> None:
             for logger in trainer.loggers:
@@ -41,7 +41,7 @@ class MonitorCallback(pl.Callback):
         ]
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Detach, and say what was seen."""
+        """Detach, and log the advice."""
         for monitor in self.monitors:
             monitor.close()
             for line in monitor.advice():

@@ -1,4 +1,4 @@
-"""Sinks that send a monitor's samples to a logger. They are given the logger, and import none."""
+"""Sinks that send a monitor's samples to a logger. They take the logger as an argument, and import none."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["json_lines", "mlflow", "tensorboard", "wandb"]
 
 
 def json_lines(path: str | Path) -> Sink:
-    """Append every sample to a file, as one line of JSON: a plain log that any tool can read.
+    """Append every sample to a file as one line of JSON.
 
     Args:
-        path: of the file. It is opened for each sample, so that nothing is lost if the run is killed.
+        path: the file. It is reopened for each sample, so that nothing is lost if the run is killed.
 
     Example:
         >>> import tempfile
@@ -38,10 +38,10 @@ def json_lines(path: str | Path) -> Sink:
 
 
 def tensorboard(writer: Any) -> Sink:
-    """Send numbers and histograms to a ``torch.utils.tensorboard.SummaryWriter``.
+    """Log scalars and histograms to a ``torch.utils.tensorboard.SummaryWriter``.
 
     Args:
-        writer: yours; closing it is yours too.
+        writer: the writer; you close it.
     """
 
     def sink(sample: Sample) -> None:
@@ -66,26 +66,26 @@ def tensorboard(writer: Any) -> Sink:
 
 
 def wandb(run: Any) -> Sink:
-    """Send numbers to a run of Weights & Biases, by the statistics' own step: ``cprop/step``.
+    """Log scalars to a Weights & Biases run, with ``cprop/step`` as the step metric.
 
     Args:
-        run: what ``wandb.init()`` gave.
+        run: the run that ``wandb.init()`` returned.
     """
     run.define_metric("cprop/*", step_metric="cprop/step")
 
     def sink(sample: Sample) -> None:
-        # Without step=: that is W&B's own counter, which must not go backwards, and the training loop's to set.
+        # Without step=: W&B's own counter must not go backwards, and belongs to the training loop.
         run.log({"cprop/step": sample.step, **sample.scalars()})
 
     return sink
 
 
 def mlflow(client: Any, run_id: str) -> Sink:
-    """Send numbers to a run of MLflow.
+    """Log scalars to an MLflow run.
 
     Args:
         client: an ``mlflow.MlflowClient``.
-        run_id: of the run, such as ``mlflow.active_run().info.run_id``.
+        run_id: the run's id, such as ``mlflow.active_run().info.run_id``.
     """
 
     def sink(sample: Sample) -> None:

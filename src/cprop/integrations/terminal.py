@@ -1,4 +1,4 @@
-"""A monitor's last sample as a table in the terminal, with its advice below."""
+"""Shows a monitor's last sample and its advice in the terminal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def table(monitor: Monitor) -> Group:
-    """What a monitor saw last, layer by layer, and what it means.
+    """A monitor's last sample as a table with one row per layer, followed by its advice.
 
     Args:
-        monitor: that has taken a sample.
+        monitor: a monitor with at least one sample.
     """
     sample = monitor.samples[-1]
     shown = Table("layer", "parameters", "mean scale", "scales from 0 to 1", "eps", "signal / noise", box=None)
@@ -36,7 +36,7 @@ def table(monitor: Monitor) -> Group:
 
 def _cells(name: str, layer: Layer, sample: Sample) -> list[str]:
     highest = max(layer.histogram) or 1.0
-    # Two bins a character; the root shows small shares too.
+    # Two bins per character; the square root makes small fractions visible.
     pairs = [sum(layer.histogram[i : i + 2]) for i in range(0, len(layer.histogram), 2)]
     bars = "".join(BARS[min(8, math.ceil(8 * math.sqrt(share / (2 * highest))))] for share in pairs)
     cells = [name, f"{layer.elements:,}", f"{layer.mean_scale:.3f}", bars]
@@ -47,10 +47,10 @@ def _cells(name: str, layer: Layer, sample: Sample) -> list[str]:
 
 
 def printer(console: Console | None = None) -> Sink:
-    """A sink that prints the totals of every sample as one line.
+    """A sink that prints one line per sample, with the totals over all layers.
 
     Args:
-        console: where to; by default the terminal.
+        console: the console to print to; by default the terminal.
     """
     target = console or Console()
 

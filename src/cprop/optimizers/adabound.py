@@ -31,7 +31,7 @@ class AdaBoundScalars(NamedTuple):
 
 
 def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> dict[str, Tensor]:
-    """One step of AdaBound, its update multiplied by the conformity scale."""
+    """One step of AdaBound, with the update multiplied by the conformity scale."""
     p, exp_avg, mean_square, scale, updated = adam_step(x, h.adam, flags)
     rate = clamp(h.step_size / (torch.sqrt(mean_square) + h.adam.eps), h.lower, h.upper)
     updated[PARAM] = add(p, rate * exp_avg, -1, scale)
@@ -39,10 +39,10 @@ def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> d
 
 
 class CPropAdaBound(AdamFamily):
-    r"""AdaBound whose steps shrink where gradients disagree.
+    r"""AdaBound, scaled down where past gradients disagree.
 
-    Adam at first, SGD in the end: each element's learning rate is clipped between bounds that both
-    converge to :math:`\gamma^*`.
+    It starts like Adam and ends like SGD: each element's learning rate is clipped between two bounds
+    that converge to :math:`\gamma^*`.
 
     .. math::
         \eta_t &= \mathrm{clip}\left(\frac{\gamma \sqrt{1 - \beta_2^t}}{(1 - \beta_1^t)
@@ -51,22 +51,22 @@ class CPropAdaBound(AdamFamily):
                   \gamma^* \left(1 + \tfrac{1}{\kappa t}\right)\right) \\
         \theta_t &= \theta_{t-1} - \hat s_t\, \eta_t\, m_t
 
-    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. Statistics, weight decay and
-    sharing of the mean square are as in :class:`CPropAdam`.
+    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. Statistics, weight decay and the
+    shared mean square are as in :class:`CPropAdam`.
 
     Args:
         params: parameters, named parameters, or param groups, as in torch.
         lr: Adam's learning rate :math:`\gamma`. A scheduler that changes it changes
             :math:`\gamma^*` in proportion.
         betas: coefficients of Adam's running averages.
-        final_lr: SGD's learning rate :math:`\gamma^*` in the end.
-        gamma: speed :math:`\kappa` at which the bounds converge; the paper's convention is
+        final_lr: final learning rate :math:`\gamma^*` of SGD.
+        gamma: convergence speed :math:`\kappa` of the bounds; the AdaBound paper uses
             ``1 - betas[1]``.
         eps: Adam's :math:`\epsilon`.
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsbound: whether to divide by the running maximum of the mean square.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
-        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's own settings, as in
+        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's settings, as in
             :class:`CPropAdam`.
 
     Example:
@@ -116,14 +116,14 @@ class CPropAdaBound(AdamFamily):
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
         check_non_negative(final_lr=group["final_lr"])
-        require(0.0 < group["gamma"] < 1.0, f"invalid gamma {group['gamma']}: it must lie in (0, 1)")
+        require(0.0 < group["gamma"] < 1.0, f"invalid gamma {group['gamma']}: it must be in (0, 1)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group, as in torch; its learning rate is the one that ``final_lr`` belongs to."""
+        """Add a param group, as in torch. Its ``final_lr`` is relative to its initial learning rate."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if group["base_lr"] is None:
-            # A number: a scheduler writes into a tensor, and the step would have to read one.
+            # A float, because a scheduler writes into a tensor, and reading one would synchronize.
             group["base_lr"] = float(group["lr"])
 
     def _scalars(

@@ -33,17 +33,17 @@ __all__ = ["CPropAdam", "CPropAdamW"]
 
 class AdamScalars(NamedTuple):
     weight1: Number
-    """Of a new gradient in the running mean, 1 - betas[0]."""
+    """Weight of a new gradient in the running mean, 1 - betas[0]."""
     beta2: Number
     weight2: Number
-    """Of a new gradient in the running mean square, 1 - betas[1]."""
+    """Weight of a new gradient in the running mean square, 1 - betas[1]."""
     eps: Number
     step_size: Number
-    """Learning rate over the first bias correction."""
+    """Learning rate divided by the first bias correction."""
     bias_correction2_sqrt: Divisor
     weight_decay: Number
     shrink: Number
-    """What decoupled decay leaves of the parameter, 1 - lr * weight_decay."""
+    """Factor of decoupled decay on the parameter, 1 - lr * weight_decay."""
     statistics: StatisticsScalars
 
 
@@ -56,10 +56,10 @@ class AdamFlags(NamedTuple):
 
 
 class AdamStep(NamedTuple):
-    """What Adam and its descendants have in common before they divide."""
+    """The part of a step that Adam and its variants share."""
 
     p: Tensor
-    """The parameter, after decoupled decay if there is any."""
+    """The parameter, after decoupled decay, if any."""
     exp_avg: Tensor
     """The running mean of the gradient."""
     mean_square: Tensor
@@ -91,7 +91,7 @@ def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> Adam
 
 
 def adam(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> dict[str, Tensor]:
-    """One step of Adam, its update multiplied by the conformity scale."""
+    """One step of Adam, with the update multiplied by the conformity scale."""
     p, exp_avg, mean_square, scale, updated = adam_step(x, h, flags)
     denominator = divide(torch.sqrt(mean_square), h.bias_correction2_sqrt) + h.eps
     updated[PARAM] = addcdiv(p, exp_avg, denominator, -h.step_size, scale)
@@ -99,7 +99,7 @@ def adam(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> dict[str,
 
 
 class AdamFamily(NativeOptimizer):
-    """The state, scalars and flags of Adam and its descendants."""
+    """The state, scalars and flags of Adam and its variants."""
 
     shared_square = "exp_avg_sq"
     switched_state = ("max_exp_avg_sq",)
@@ -145,41 +145,41 @@ class AdamFamily(NativeOptimizer):
 
 
 class CPropAdam(AdamFamily):
-    r"""Adam whose steps shrink where gradients disagree.
+    r"""Adam, scaled down where past gradients disagree.
 
     .. math::
         \theta_t = \theta_{t-1} - \gamma\, \hat s_t\, \frac{\hat m^{(1)}_t}{\sqrt{\hat v_t} + \epsilon}
 
     with Adam's averages :math:`\hat m^{(1)}_t` and :math:`\hat v_t`, and the scale
-    :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics see the raw gradient, before
-    any L2 term. Decoupled weight decay is not scaled: it regularises however sure the gradient's
-    sign is. (The wrapper :class:`cprop.CProp` cannot tell the two apart and scales both.)
+    :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics use the raw gradient without
+    the L2 term. Decoupled weight decay is not scaled, because it does not depend on the gradient.
+    (The wrapper :class:`cprop.CProp` cannot separate the two and scales both.)
 
-    The statistics' mean square *is* Adam's where both would be equal, that is where
-    ``betas[1] == cprop_beta`` and there is no L2 term: the state is then three tensors a parameter.
+    The statistics share Adam's mean square if both are equal, that is if ``betas[1] == cprop_beta``
+    and there is no L2 term. The state is then three tensors per parameter.
 
-    Parameters in half precision have their state, and their arithmetic, in float32.
+    For half-precision parameters, the state and the arithmetic are in float32.
 
     Args:
         params: parameters, named parameters, or param groups, as in torch.
-        lr: learning rate :math:`\gamma`. CProp only scales down: choose the one that reduces the
+        lr: learning rate :math:`\gamma`. CProp only scales down, so choose the one that reduces the
             loss fastest at the start (paper section 4.1).
         betas: coefficients of Adam's running averages.
         eps: Adam's :math:`\epsilon`.
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsgrad: whether to divide by the running maximum of the mean square.
         maximize: maximize the objective instead of minimizing it.
-        foreach: run over lists of tensors; by default, as torch would choose.
-        fused: run as compiled kernels, one a parameter; compiled once, on the first step.
-        capturable: keep the step counters beside the parameters, and read no number back to the host. That two
-            parameters are at the same step is not known then, and each is worked on by itself, with ``foreach`` too.
+        foreach: whether to use the foreach implementation; by default, as torch would choose.
+        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
+        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
+            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain Adam.
-        cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
+        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: lower it (down to 0) if
             gradients are below about 1e-6.
-        cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: how the state is stored: ``"float32"``, or ``"bfloat16"`` (rounded stochastically).
+        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
 
     Example:
         >>> import torch, cprop
@@ -224,7 +224,7 @@ class CPropAdam(AdamFamily):
 
 
 class CPropAdamW(CPropAdam):
-    r"""AdamW whose steps shrink where gradients disagree, and whose weight decay does not.
+    r"""AdamW, scaled down where past gradients disagree. Its weight decay is not scaled.
 
     .. math::
         \theta_t = (1 - \gamma \lambda)\, \theta_{t-1}
@@ -238,15 +238,15 @@ class CPropAdamW(CPropAdam):
         weight_decay: decoupled decay :math:`\lambda`.
         amsgrad: whether to divide by the running maximum of the mean square.
         maximize: maximize the objective instead of minimizing it.
-        foreach: run over lists of tensors; by default, as torch would choose.
-        fused: run as compiled kernels, one a parameter; compiled once, on the first step.
-        capturable: keep the step counters beside the parameters, and read no number back to the host. That two
-            parameters are at the same step is not known then, and each is worked on by itself, with ``foreach`` too.
+        foreach: whether to use the foreach implementation; by default, as torch would choose.
+        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
+        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
+            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain AdamW.
         cprop_eps: :math:`\epsilon` of the standard error.
-        cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: how the state is stored: ``"float32"``, or ``"bfloat16"`` (rounded stochastically).
+        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
 
     Example:
         >>> import torch, cprop
@@ -272,7 +272,7 @@ class CPropAdamW(CPropAdam):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Loading comes by here too: a checkpoint of Adam has an L2 term, and AdamW none, as in torch.
+        # Also called on loading: a checkpoint of Adam says L2, but AdamW always decouples, as in torch.
         super().__setstate__(state)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True

@@ -1,4 +1,4 @@
-"""The contract with ``torch.optim``: groups, state, checkpoints, hooks, and the step around a rule."""
+"""The base classes of all optimizers: param groups, state, checkpoints, hooks, and the step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STATISTICS: Final = (STEP, EARLIER, *AVERAGES)
 
 
 class Settings(NamedTuple):
-    """CProp's own hyperparameters, as they stand in every param group."""
+    """CProp's hyperparameters, stored in every param group."""
 
     cprop_beta: float = 0.999
     cprop_c: float = 1.0
@@ -59,20 +59,20 @@ class Settings(NamedTuple):
     cprop_state_dtype: str = "float32"
 
     def check(self) -> Settings:
-        """Return the settings, or say which one is wrong and how to mend it."""
+        """Return the settings, or raise an error that names the invalid one and the fix."""
         require(
             0.0 <= self.cprop_beta < 1.0,
-            f"invalid cprop_beta {self.cprop_beta}: the horizon must lie in [0, 1); 0.999 looks back about 1,000 steps",
+            f"invalid cprop_beta {self.cprop_beta}: the horizon must be in [0, 1); 0.999 looks back about 1,000 steps",
         )
         require(
             self.cprop_c > 0.0,
-            f"invalid cprop_c {self.cprop_c}: the overconfidence must lie in (0, inf]; 1 is the paper's, "
-            "inf switches the scaling off",
+            f"invalid cprop_c {self.cprop_c}: the overconfidence must be in (0, inf]; the paper uses 1, "
+            "inf disables the scaling",
         )
         require(
             0.0 <= self.cprop_eps < math.inf,
-            f"invalid cprop_eps {self.cprop_eps}: it must lie in [0, inf); 1e-8 is the paper's, 0 makes the scale "
-            "independent of the gradients' size",
+            f"invalid cprop_eps {self.cprop_eps}: it must be in [0, inf); the paper uses 1e-8, 0 makes the scale "
+            "independent of the gradients' magnitude",
         )
         require(
             self.cprop_state_dtype in FORMATS,
@@ -83,9 +83,9 @@ class Settings(NamedTuple):
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments that every native optimizer takes besides its algorithm's own.
+    """Keyword arguments that all native optimizers have in common.
 
-    The first four are torch's, by torch's names; the rest are CProp's, as in :class:`Settings`.
+    The first four are torch's; the others are CProp's, as in :class:`Settings`.
     """
 
     maximize: bool
@@ -111,79 +111,79 @@ def complete(options: Options) -> dict[str, Any]:
 
 
 def settings_of(group: Mapping[str, Any]) -> Settings:
-    """CProp's settings in a param group or a set of defaults."""
+    """CProp's settings in a param group or in the defaults."""
     return Settings(*(group[name] for name in Settings._fields))
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise a ``ValueError`` unless an argument is as it should be."""
+    """Raise a ``ValueError`` unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
 
 def check_lr(lr: Number) -> None:
-    """Refuse a learning rate that is negative or not a single number."""
+    """Raise if a learning rate is negative or not a single number."""
     require(not isinstance(lr, Tensor) or lr.numel() == 1, "a tensor lr must have one element")
     require(bool(lr >= 0.0), f"invalid lr {lr}: the learning rate must be at least 0")
 
 
 def with_scalar_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A group whose learning rate, if it is a tensor, has no dimensions: a parameter may have none to put them in."""
+    """The group with a 0-dim learning rate if it is a tensor: a parameter may be 0-dim, and must stay so."""
     lr = group["lr"]
     return {**group, "lr": lr.reshape(())} if isinstance(lr, Tensor) and lr.dim() else group
 
 
 def check_non_negative(**values: float) -> None:
-    """Refuse hyperparameters below zero, by name."""
+    """Raise if a hyperparameter is negative."""
     for name, value in values.items():
         require(value >= 0.0, f"invalid {name} {value}: it must be at least 0")
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """Refuse averaging coefficients outside [0, 1)."""
+    """Raise if an averaging coefficient is outside [0, 1)."""
     for index, beta in enumerate(betas):
-        require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must lie in [0, 1)")
+        require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must be in [0, 1)")
 
 
 class Moved(NamedTuple):
-    """A param group, and those of its parameters that a step moves."""
+    """A param group, and its parameters that have a gradient in this step."""
 
     group: dict[str, Any]
     params: list[Tensor]
 
 
 class ConformityOptimizer(Optimizer):
-    """What every optimizer of this package shares: settings in the groups, statistics in the state."""
+    """Base class of all optimizers in this package: settings in the groups, statistics in the state."""
 
     shared_square: ClassVar[str | None] = None
-    """The state key of a mean square that may stand in for ours, and then counts with ``step``."""
+    """State key of the algorithm's mean square that the statistics may share; its counter is ``step``."""
 
     def _check(self, group: Mapping[str, Any]) -> None:
-        """Refuse settings that are out of range, given in the constructor, with a group, or by a checkpoint."""
+        """Raise if a setting is out of range, whether from the constructor, a param group or a checkpoint."""
         settings_of(group).check()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group, as in torch; CProp's settings may be given with it."""
+        """Add a param group, as in torch. It may contain CProp's settings."""
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @staticmethod
     @abstractmethod
     def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
-        """How CProp's part is run on parameters of a group, in a step and wherever else the statistics are read."""
+        """The implementation of CProp's part (for-loop, foreach or fused) for parameters of a group."""
 
     def scales(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with its present scale, computed from the state when asked.
+        """Iterate over parameters and their current scales, computed from the state.
 
-        It is the scale that the last step applied, in float32 or wider and shaped like the
-        parameter (complex parameters: like their real view). Parameters that have not had a
-        gradient yet have no statistics and are left out.
+        It is the scale that the last step applied, in float32 or float64, with the shape of the
+        parameter (for complex parameters, of its real view). Parameters that have not had a
+        gradient yet are skipped.
 
         Example:
             >>> import torch, cprop
             >>> w = torch.nn.Parameter(torch.ones(2))
             >>> optimizer = cprop.CPropSGD([w], lr=0.1)
-            >>> for g in ([1.0, 1.0], [1.0, -1.0], [1.0, 1.0]):  # agreed on, and not
+            >>> for g in ([1.0, 1.0], [1.0, -1.0], [1.0, 1.0]):  # one agrees, one does not
             ...     w.grad = torch.tensor(g)
             ...     optimizer.step()
             >>> [scale for _, scale in optimizer.scales()]
@@ -193,7 +193,7 @@ class ConformityOptimizer(Optimizer):
             yield p, divided(scale_of(moments, group["cprop_c"], group["cprop_measure"]))
 
     def moments(self) -> Iterator[tuple[Tensor, dict[str, Any], Moments]]:
-        """Each parameter that has had a gradient, with its group and its statistics as they stand."""
+        """Iterate over parameters that have had a gradient, with their group and their current statistics."""
         self._look_at_settings()
         for group in self.param_groups:
             for p in group["params"]:
@@ -212,16 +212,16 @@ class ConformityOptimizer(Optimizer):
         return moments_from(tensors, h, group["cprop_measure"], None if square == MEAN_SQUARE else tensors[square])
 
     def _square_key(self, state: Mapping[str, Any]) -> str:
-        """Where one parameter's mean square is kept: under our own key, or the algorithm's."""
+        """State key of a parameter's mean square: CProp's own, or the one shared with the algorithm."""
         return MEAN_SQUARE if MEAN_SQUARE in state else self.shared_square or MEAN_SQUARE
 
     def _statistics_scalars(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> StatisticsScalars:
-        """The scalars at the counters of one parameter's state."""
+        """The scalars at a parameter's current step."""
         square_counter = STEP if self._square_key(state) == MEAN_SQUARE else "step"
         return statistics_scalars(group, count(state[STEP], group), count(state[square_counter], group))
 
     def _ensure_mean_abs(self, p: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> None:
-        """Start the mean absolute gradient for a measure that needs it, chosen perhaps in mid-training."""
+        """Allocate the mean absolute gradient for a measure that needs it, possibly in mid-training."""
         if MEAN_ABS not in state:
             mean_abs = new_state(p, group)
             if group.get("capturable") or state[STEP] > 0:
@@ -229,18 +229,18 @@ class ConformityOptimizer(Optimizer):
             state[MEAN_ABS] = mean_abs
 
     def _mean_abs_bound(self, tensors: Mapping[str, Tensor], h: StatisticsScalars) -> Tensor:
-        """The root of the mean square, an upper bound of the mean absolute gradient.
+        """The root mean square, an upper bound of the mean absolute gradient.
 
-        Starting from it, the scale starts low and forgets the difference within the horizon.
+        With this start the scale is too low at first; the difference decays within the horizon.
         """
-        # Of a counter on a device it is not known whether it is zero, and with it the correction.
+        # A counter on a device is not read, so the correction may be zero.
         v_hat = load(tensors[self._square_key(tensors)]) / at_least(h.corrections.b_v, TINY)
         return v_hat.sqrt() * h.corrections.b
 
     def _look_at_settings(self) -> None:
-        """Look at settings that were edited since the last step.
+        """Check settings that were edited since the last step.
 
-        What is out of range is refused. For another ``cprop_beta`` the statistics are carried over.
+        Raises if one is out of range. If ``cprop_beta`` changed, converts the statistics.
         """
         if torch.compiler.is_compiling():
             return
@@ -248,7 +248,7 @@ class ConformityOptimizer(Optimizer):
         for index, group in enumerate(self.param_groups):
             settings = settings_of(group)
             known, before = seen.get(index, (None, settings))
-            # A setting that is a tensor, and still the same one, is not read: that would wait for the device.
+            # If a setting is still the same tensor, == does not read it, which would synchronize with the device.
             if known is group and settings == before:
                 continue
             settings.check()
@@ -258,9 +258,9 @@ class ConformityOptimizer(Optimizer):
 
     @torch.no_grad()
     def _carry_over(self, group: Mapping[str, Any], before: float) -> None:
-        """Go on with a new ``cprop_beta``: the same means, of as many gradients as before.
+        """Convert the statistics to a new ``cprop_beta``, keeping the means and their effective number of gradients.
 
-        A mean square that was shared with the algorithm becomes our own.
+        A mean square shared with the algorithm becomes CProp's own.
         """
         for p in group["params"]:
             state = self.state.get(p, {})
@@ -281,10 +281,10 @@ class ConformityOptimizer(Optimizer):
                 store(local(state[key]), load(local(state[key])) * (b / k.b), t)
 
     def _begin_step(self, closure: Callable[[], float] | None) -> tuple[float | None, list[Moved]]:
-        """Evaluate the closure, if there is one, and look at all gradients before anything moves.
+        """Evaluate the closure, if given, and check all gradients before any parameter is updated.
 
         Returns:
-            The closure's loss, and each group with those of its parameters that have a gradient.
+            The closure's loss, and each group with its parameters that have a gradient.
         """
         loss = None
         if closure is not None:
@@ -299,9 +299,9 @@ class ConformityOptimizer(Optimizer):
                 if g is not None:
                     if g.layout is not torch.strided:
                         raise RuntimeError(
-                            f"{type(self).__name__} keeps dense statistics and cannot take the sparse gradient of a "
-                            f"parameter of shape {tuple(p.shape)} in group {index}: build the layer with sparse=False, "
-                            "or give that parameter an optimizer of its own, such as torch.optim.SparseAdam"
+                            f"{type(self).__name__} does not support sparse gradients, and got one for a parameter "
+                            f"of shape {tuple(p.shape)} in group {index}: build the layer with sparse=False, or "
+                            "use a separate optimizer for that parameter, such as torch.optim.SparseAdam"
                         )
                     params.append(p)
             moved.append(Moved(group, params))
@@ -310,12 +310,12 @@ class ConformityOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a ``state_dict``, keeping the dtype of the statistics.
 
-        Settings that the checkpoint lacks stay as they are, so that a checkpoint of the plain
-        optimizer is a warm start: its state is taken over, and the statistics start empty, but for a
-        mean square that is the algorithm's own and goes on.
+        Settings that are missing from the checkpoint keep their current values. A checkpoint of the
+        plain optimizer therefore works as a warm start: its state is loaded, and the statistics
+        start empty, except for a mean square that is shared with the algorithm.
 
         Raises:
-            CheckpointError: if the checkpoint does not fit; nothing of it is loaded then.
+            CheckpointError: if the checkpoint is damaged or does not match; the optimizer is then unchanged.
         """
         with checkpoint.refusing_what_does_not_fit():
             state_dict = dict(state_dict)
@@ -335,7 +335,7 @@ class ConformityOptimizer(Optimizer):
             post_hook(self)
 
     def _known_settings(self) -> Collection[str]:
-        """The settings that are of one sort for ever, so that another sort in a checkpoint is damage."""
+        """The settings whose kind never changes: a different kind in a checkpoint means that it is damaged."""
         return self.defaults
 
     def __getstate__(self) -> dict[str, Any]:
@@ -343,7 +343,7 @@ class ConformityOptimizer(Optimizer):
         return super().__getstate__()
 
     def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Add zero state for parameters that have none while others have, as it will be before their first gradient."""
+        """Add zero state for parameters without a gradient so far, if any other parameter has state."""
         state = state_dict["state"]
         if state:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
@@ -354,32 +354,32 @@ class ConformityOptimizer(Optimizer):
 
     @abstractmethod
     def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The zero state of a parameter that has not had a gradient."""
+        """The zero state of a parameter that has not had a gradient yet."""
 
     @abstractmethod
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
-        """Take over a checkpoint whose groups have been checked and completed."""
+        """Load a checkpoint whose groups have been checked and completed."""
 
 
 def name_measures(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Replace measures that are functions by their names, so that the file loads with ``weights_only``."""
+    """Replace callable measures with their names, so that the file loads with ``weights_only=True``."""
     for group in state_dict["param_groups"]:
         group["cprop_measure"] = measure_name(group["cprop_measure"])
     return state_dict
 
 
 def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Zero state, laid out and sharded like a parameter, in the group's format."""
+    """Zero state with the shape, layout and sharding of a parameter, in the group's format."""
     return allocate(p, group["cprop_state_dtype"])
 
 
 def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """A step counter: on the host, where reading it is free, unless the step must be capturable."""
+    """A step counter: on the CPU, where reading it is cheap, unless the group is capturable."""
     return torch.zeros((), dtype=torch.float32, device=p.device if group.get("capturable") else "cpu")
 
 
 def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """A saved counter or state tensor, as :func:`new_counter` or :func:`new_state` would make it."""
+    """A saved counter or state tensor, in the form of :func:`new_counter` or :func:`new_state`."""
     if key in COUNTERS:
         counter = new_counter(p, group)
         return counter.fill_(checkpoint.check_counter(key, saved))
@@ -388,70 +388,70 @@ def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Ten
 
 
 def foreign_state(value: Any, p: Tensor) -> Any:
-    """A copy of what another tool keeps beside our state, where the parameter is."""
+    """A copy of another tool's state entry, on the parameter's device."""
     if isinstance(value, Tensor):
         return value.detach().to(p.device if value.dim() else value.device, copy=True)
     return copy.deepcopy(value)
 
 
-ONE: Final = torch.tensor(1.0, device="cpu")  # whatever the default device is
+ONE: Final = torch.tensor(1.0, device="cpu")  # even if the default device is another one
 
 
 def count_up(counters: list[Tensor]) -> None:
     """Add one to each counter."""
     if counters and counters[0].is_cpu and not torch.compiler.is_compiling():
-        # A number would be made into a tensor anew for each counter: three times the time.
+        # A Python number would be converted to a tensor for each counter, which takes three times as long.
         torch._foreach_add_(counters, ONE, alpha=1.0)
     elif counters:
         torch._foreach_add_(counters, 1.0)
 
 
 def count(counter: Tensor, group: Mapping[str, Any]) -> Number:
-    """A counter's value: a number where it lies on the host, and the tensor itself on a device."""
+    """A counter's value: a number if the counter is on the CPU, or the tensor itself if the group is capturable."""
     return counter if group.get("capturable") else counter.item()
 
 
 class NativeOptimizer(ConformityOptimizer):
-    """An algorithm and CProp in one rule.
+    """Base class of the native optimizers, which run an algorithm and CProp in one rule.
 
-    A subclass names its rule and its state, and says which scalars and flags the rule is given.
+    A subclass defines the rule, its state, and its scalars and flags.
     """
 
     rule: ClassVar[staticmethod[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]]
     counts_steps: ClassVar[bool] = True
-    """Whether the algorithm has a step counter of its own, under torch's key ``step``."""
+    """Whether the algorithm has its own step counter, under torch's key ``step``."""
     switched_state: ClassVar[tuple[str, ...]] = ()
-    """State that the algorithm keeps or not as its settings say. Switched off, it stays as it was, as in torch."""
+    """State that a setting switches on and off. If switched off, existing state stays unchanged, as in torch."""
 
     @abstractmethod
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """The algorithm's own state tensors, by torch's names."""
+        """Names of the algorithm's own state tensors, as in torch."""
 
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any:
-        """The numbers that the rule needs at the algorithm's step ``t``; ``fresh`` on its first."""
+        """The scalars of the rule at the algorithm's step ``t``; ``fresh`` means that its state is new."""
 
     @abstractmethod
     def _flags(self, group: Mapping[str, Any]) -> Any:
-        """What decides the shape of the rule, not its numbers."""
+        """The flags that select the rule's formula."""
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
         check_lr(group["lr"])
 
     def _shares_square(self, group: Mapping[str, Any]) -> bool:
-        """Whether the algorithm's mean square is the one the statistics would keep."""
+        """Whether the algorithm's mean square equals the one that the statistics need."""
         return False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Perform one optimization step.
+        """Perform a single optimization step.
 
         Args:
-            closure: re-evaluates the model and returns the loss; called once.
+            closure: reevaluates the model and returns the loss; called once.
 
         Returns:
-            The closure's loss, if there is one.
+            The closure's loss, if a closure was given.
         """
         loss, moved = self._begin_step(closure)
         runs: list[Callable[[], None]] = []
@@ -465,15 +465,15 @@ class NativeOptimizer(ConformityOptimizer):
 
     @staticmethod
     def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
-        """The way that the group says, or torch would choose."""
+        """The implementation set in the group, or the one that torch would choose."""
         return choose(params, group["foreach"], group["fused"])
 
     def _counters(self) -> tuple[str, ...]:
-        """The counters of each parameter's steps: ours, and the algorithm's own if it has one."""
+        """The step counters of each parameter: CProp's, and the algorithm's own if it has one."""
         return ("step", STEP) if self.counts_steps else (STEP,)
 
     def _jobs(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Job]:
-        """Allocate what is missing of the parameters' state, and gather parameters whose next step is the same."""
+        """Allocate missing state, and group parameters at the same step."""
         group = with_scalar_lr(group)
         keys, shared = self._state_keys(group), self._shares_square(group)
         needs_abs = needs_mean_abs(group["cprop_measure"])
@@ -483,7 +483,7 @@ class NativeOptimizer(ConformityOptimizer):
             state = self.state[p]
             if needs_abs:
                 self._ensure_mean_abs(p, state, group)
-            # What else lies there is not ours: other tools keep things beside our state.
+            # Any other entries belong to other tools.
             names = (*keys, *(key for key in AVERAGES if key in state))
             t = own_t = count(state[STEP], group) + 1
             if self.counts_steps:
@@ -497,7 +497,7 @@ class NativeOptimizer(ConformityOptimizer):
         return list(jobs.values())
 
     def _prepare(self, p: Tensor, group: Mapping[str, Any], keys: tuple[str, ...], shared: bool) -> bool:
-        """Allocate what is missing of one parameter's state; whether any of the algorithm's was."""
+        """Allocate a parameter's missing state; return whether any of the algorithm's state is new."""
         state = self.state[p]
         fresh = False
         for key in keys:
@@ -510,7 +510,7 @@ class NativeOptimizer(ConformityOptimizer):
             state[STEP] = new_counter(p, group)
             state.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
-            # The two mean squares came apart in mid-training; ours goes on from where they parted.
+            # The mean square can no longer be shared: CProp's own starts from the shared one.
             k = self._statistics_scalars(state, group).corrections
             state[MEAN_SQUARE] = new_state(p, group)
             state[MEAN_SQUARE].copy_(load(state[self.shared_square]) * (k.b / at_least(k.b_v, TINY)))
@@ -537,8 +537,8 @@ class NativeOptimizer(ConformityOptimizer):
             return foreign
         if foreign and not own:
             raise checkpoint.CheckpointError(
-                f"the checkpoint has state {sorted(foreign)}, and nothing that {type(self).__name__} keeps: "
-                "it is of another optimizer"
+                f"the checkpoint has state {sorted(foreign)}, and none of {type(self).__name__}'s state: "
+                "it was saved by another optimizer"
             )
         checkpoint.all_or_none(own, needed)
         shared = self._shares_square(group) and self.shared_square in own
@@ -546,10 +546,10 @@ class NativeOptimizer(ConformityOptimizer):
         return {**foreign, **{key: read_state(key, value, p, group) for key, value in own.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as torch's optimizers give it; loadable with ``weights_only=True``.
+        """The state as a dict, as in torch; loadable with ``weights_only=True``.
 
-        A parameter that has not had a gradient yet has zero state in it, and none when it is
-        loaded: a checkpoint library looks for the same entries of every parameter.
+        Parameters that have not had a gradient yet are saved with zero state, because checkpoint
+        libraries expect the same entries for every parameter. Loading drops these entries again.
         """
         self._look_at_settings()
         return name_measures(self._complete_state(super().state_dict()))

@@ -35,7 +35,7 @@ class RMSpropScalars(NamedTuple):
     lr: Number
     alpha: Number
     weight: Number
-    """Of a new gradient in the running averages, 1 - alpha."""
+    """Weight of a new gradient in the running averages, 1 - alpha."""
     eps: Number
     momentum: Number
     weight_decay: Number
@@ -51,7 +51,7 @@ class RMSpropFlags(NamedTuple):
 
 
 def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> dict[str, Tensor]:
-    """One step of RMSprop, its update multiplied by the conformity scale."""
+    """One step of RMSprop, with the update multiplied by the conformity scale."""
     p, g = x[PARAM], x[GRAD]
     d = -g if flags.maximize else g
     if flags.decay:
@@ -78,14 +78,14 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
 
 
 class CPropRMSprop(NativeOptimizer):
-    r"""RMSprop whose steps shrink where gradients disagree.
+    r"""RMSprop, scaled down where past gradients disagree.
 
     .. math::
         \theta_t = \theta_{t-1} - \gamma\, \hat s_t\, \frac{g_t}{\sqrt{v_t} + \epsilon}
 
-    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics see the raw
-    gradient, before the L2 term. Their mean square is RMSprop's own where
-    ``alpha == cprop_beta`` and there is no L2 term.
+    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics use the raw
+    gradient without the L2 term. They share RMSprop's mean square if ``alpha == cprop_beta`` and
+    there is no L2 term.
 
     Args:
         params: parameters, named parameters, or param groups, as in torch.
@@ -95,7 +95,7 @@ class CPropRMSprop(NativeOptimizer):
         weight_decay: L2 penalty.
         momentum: momentum of the scaled gradient.
         centered: divide by the standard deviation instead of the root mean square.
-        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's own settings, as in
+        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's settings, as in
             :class:`CPropAdam`.
 
     Example:
@@ -140,7 +140,7 @@ class CPropRMSprop(NativeOptimizer):
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
         check_non_negative(eps=group["eps"], weight_decay=group["weight_decay"], momentum=group["momentum"])
-        require(0.0 <= group["alpha"] < 1.0, f"invalid alpha {group['alpha']}: it must lie in [0, 1)")
+        require(0.0 <= group["alpha"] < 1.0, f"invalid alpha {group['alpha']}: it must be in [0, 1)")
 
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] else ()

@@ -27,7 +27,7 @@ class SGDScalars(NamedTuple):
     lr: Number
     momentum: Number
     gain: Number
-    """What the gradient adds to the momentum: one on its first step, one less the dampening after."""
+    """Weight of the gradient in the momentum: one at the first step, 1 - dampening afterwards."""
     weight_decay: Number
     statistics: StatisticsScalars
 
@@ -41,7 +41,7 @@ class SGDFlags(NamedTuple):
 
 
 def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Tensor]:
-    """One step of SGD, its update multiplied by the conformity scale."""
+    """One step of SGD, with the update multiplied by the conformity scale."""
     p, g = x[PARAM], x[GRAD]
     updated = observe(g, x, h.statistics)
     scale = scale_from(updated, h.statistics, flags.measure)
@@ -58,34 +58,34 @@ def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Te
 
 
 class CPropSGD(NativeOptimizer):
-    r"""Stochastic gradient descent whose steps shrink where gradients disagree.
+    r"""Stochastic gradient descent, scaled down where past gradients disagree.
 
     .. math::
         b_t &= \mu\, b_{t-1} + (1 - \tau)(g_t + \lambda \theta_{t-1}) \\
         \theta_t &= \theta_{t-1} - \gamma\, \hat s_t\, b_t
 
-    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics see the raw
-    gradient :math:`g_t`, before the L2 term; the whole update, L2 term included, is scaled.
+    with the scale :math:`\hat s_t` of :func:`cprop.conformity_scale`. The statistics use the raw
+    gradient :math:`g_t` without the L2 term. The whole update is scaled, including the L2 term.
 
     Args:
         params: parameters, named parameters, or param groups, as in torch.
-        lr: learning rate :math:`\gamma`. CProp only scales down: choose the one that reduces the
+        lr: learning rate :math:`\gamma`. CProp only scales down, so choose the one that reduces the
             loss fastest at the start (paper section 4.1).
         momentum: momentum :math:`\mu`.
         dampening: dampening :math:`\tau` of the momentum.
         weight_decay: L2 penalty :math:`\lambda`.
         nesterov: whether to use Nesterov momentum.
         maximize: maximize the objective instead of minimizing it.
-        foreach: run over lists of tensors; by default, as torch would choose.
-        fused: run as compiled kernels, one a parameter; compiled once, on the first step.
-        capturable: keep the step counters beside the parameters, and read no number back to the host. That two
-            parameters are at the same step is not known then, and each is worked on by itself, with ``foreach`` too.
+        foreach: whether to use the foreach implementation; by default, as torch would choose.
+        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
+        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
+            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain SGD.
-        cprop_eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
+        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: lower it (down to 0) if
             gradients are below about 1e-6.
-        cprop_measure: how conformity is measured; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: how the state is stored: ``"float32"``, or ``"bfloat16"`` (rounded stochastically).
+        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
 
     Example:
         >>> import torch, cprop
@@ -130,7 +130,7 @@ class CPropSGD(NativeOptimizer):
         check_non_negative(momentum=momentum, weight_decay=group["weight_decay"])
         require(
             not group["nesterov"] or (momentum > 0 and dampening == 0),
-            f"nesterov needs momentum > 0 and dampening = 0, and got momentum {momentum}, dampening {dampening}",
+            f"nesterov needs momentum > 0 and dampening = 0, but got momentum {momentum}, dampening {dampening}",
         )
 
     def _state_keys(self, group: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""CProp around any optimizer."""
+"""The wrapper: any optimizer + CProp."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from cprop.sharding import local
 __all__ = ["CProp"]
 
 MOVED: Final = "moved"
-"""The parameter after the inner optimizer's step. By this name a bfloat16 parameter is rounded stochastically, as state
-is: to the nearest, half a move of one unit would be none or all of it."""
+"""The parameter after the inner optimizer's step. Under this name a bfloat16 parameter is rounded stochastically, like
+state: rounding to nearest would turn half of a one-unit update into all or nothing."""
 SNAPSHOT: Final = "snapshot"
-"""The parameter before it."""
+"""The parameter before the inner optimizer's step."""
 
 TORCHS_SETTINGS: Final = frozenset(
     {
@@ -59,7 +59,7 @@ TORCHS_SETTINGS: Final = frozenset(
         *("maximize", "foreach", "fused", "capturable", "differentiable"),
     }
 )
-"""Names that mean the same in every optimizer that has them: numbers, pairs of numbers, and switches."""
+"""Settings with the same meaning in every optimizer that has them: numbers, pairs of numbers, and flags."""
 
 
 class WrapperFlags(NamedTuple):
@@ -67,58 +67,58 @@ class WrapperFlags(NamedTuple):
 
 
 def observe_gradient(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
-    """The first half of a step, before the inner optimizer moves.
+    """The first half of a step, before the inner optimizer's.
 
-    The gradient is written back: what was no number in it is zero now, for the inner optimizer too.
+    The gradient is written back, so that its non-finite elements are zero for the inner optimizer too.
     """
     return {GRAD: x[GRAD], **observe(x[GRAD], x, h)}
 
 
 def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
-    r"""The second half: of the inner optimizer's move, only the scale's share is kept.
+    r"""The second half of a step: scale the inner optimizer's update.
 
     .. math::
         \theta_t = \theta_{t-1} + \hat s_t (\theta'_t - \theta_{t-1})
 
-    ``lerp`` because this sum, computed as written, is not :math:`\theta'_t` at scale one.
+    ``lerp`` is exact at scale one; the sum as written is not.
     """
     return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], divided(scale_from(x, h, flags.measure)))}
 
 
 class CProp(ConformityOptimizer):
-    r"""CProp around any optimizer: its updates, scaled where past gradients disagree (Algorithm 1).
+    r"""Wraps any optimizer, and scales its updates down where past gradients disagree (Algorithm 1).
 
     .. math::
         \theta_t = \theta_{t-1} + \hat s_t \cdot \hat g_t, \qquad
         \hat g_t = \text{the inner optimizer's update}
 
-    with the scale :math:`\hat s_t \in [0, 1]` of :func:`cprop.conformity_scale`, from the raw
-    gradients. The wrapper *is* a :class:`torch.optim.Optimizer`, and shares its groups and state
-    with the inner one: hand the wrapper to schedulers, gradient scalers and trainers, and forget
-    the inner optimizer.
+    with the scale :math:`\hat s_t \in [0, 1]` of :func:`cprop.conformity_scale`, computed from the raw
+    gradients. The wrapper is itself a :class:`torch.optim.Optimizer`, and shares its groups and state
+    with the inner one. Pass the wrapper, not the inner optimizer, to schedulers, gradient scalers and
+    trainers.
 
-    The inner optimizer must keep its weights in the parameters alone. What holds them in its state as
-    well (Lookahead's slow weights, master weights of its own) goes on unscaled from there; where it
-    shows (Schedule-Free), it is refused.
+    The inner optimizer must keep its weights only in the parameters. Copies in its state, such as
+    Lookahead's slow weights or master weights, are not scaled. If this can be detected, as for
+    Schedule-Free, the constructor raises an error.
 
-    Everything the inner optimizer does to a parameter is scaled, decoupled weight decay included;
-    where that matters, use :class:`CPropAdamW`. A step costs one copy of the parameters; the native
-    optimizers do without. Elements of a gradient that are NaN or infinite count as zero, and are
-    set to zero in ``p.grad``, so that they do not stay in the inner optimizer's state either.
+    All changes by the inner optimizer are scaled, including decoupled weight decay; use
+    :class:`CPropAdamW` to leave it unscaled. A step copies the parameters once, which the native
+    optimizers avoid. NaN and infinite gradient elements count as zero, and are set to zero in
+    ``p.grad``, which keeps them out of the inner optimizer's state as well.
 
     Args:
         optimizer: the inner optimizer, new or in mid-training.
         beta: horizon :math:`\beta` of the statistics; 0.999 looks back about 1,000 steps.
-        c: overconfidence :math:`c`; infinity switches the scaling off.
-        eps: :math:`\epsilon` of the standard error; absolute, so lower it (down to 0) where
+        c: overconfidence :math:`c`; infinity disables the scaling.
+        eps: :math:`\epsilon` of the standard error. It is absolute: lower it (down to 0) if
             gradients are below about 1e-6.
-        measure: how conformity is measured; see :func:`cprop.conformity_scale`.
-        state_dtype: how the statistics are stored: ``"float32"``, or ``"bfloat16"`` (rounded stochastically).
-        foreach: run CProp's part over lists of tensors; by default, as the inner optimizer's group says.
-        fused: run CProp's part as compiled kernels; by default, as the inner optimizer's group says.
+        measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        state_dtype: storage format of the statistics: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
+        foreach: whether CProp uses the foreach implementation; by default, the inner optimizer's setting.
+        fused: whether CProp uses compiled kernels; by default, the inner optimizer's setting.
 
-    These stand in every param group with the prefix ``cprop_``; a group that has one already keeps
-    its own.
+    These settings are stored in every param group with the prefix ``cprop_``. A group that already
+    has a setting keeps it.
 
     Example:
         >>> import torch, cprop
@@ -151,7 +151,7 @@ class CProp(ConformityOptimizer):
     ) -> None:
         refuse_unsuitable(optimizer)
         for name in misnamed:
-            instead = f"write {name.removeprefix(PREFIX)}" if name.startswith(PREFIX) else "it is no setting of CProp"
+            instead = f"write {name.removeprefix(PREFIX)}" if name.startswith(PREFIX) else "it is not a CProp setting"
             raise TypeError(f"CProp got an unexpected keyword argument {name!r}: {instead}")
         settings = {
             **Settings(beta, c, eps, measure, state_dtype).check()._asdict(),
@@ -162,18 +162,18 @@ class CProp(ConformityOptimizer):
             settings_of({**settings, **group}).check()
         for group in optimizer.param_groups:
             group.update({name: group.get(name, value) for name, value in settings.items()})
-        # Optimizer.__init__ would make groups and state anew, and there must be one of each;
-        # __setstate__ sets up all the rest.
+        # Optimizer.__init__ would create new groups and state, but they must be the inner optimizer's;
+        # __setstate__ initializes everything else.
         self.__setstate__({"inner": optimizer, "defaults": {**optimizer.defaults, **settings}})
         self._start_statistics()
 
     @classmethod
     def around(cls, optimizer_class: type[Optimizer]) -> type[CProp]:
-        """CProp around a class of optimizers, as a class that is built from parameters.
+        """Wrap an optimizer class: the result is a class that takes parameters and keyword arguments.
 
-        For frameworks that want a class and keyword arguments instead of an instance. CProp's
-        settings are given with the prefix ``cprop_``, as they stand in the groups; all other
-        arguments go to the inner optimizer. The class and its instances can be pickled.
+        For frameworks that expect a class instead of an instance. CProp's settings have the prefix
+        ``cprop_``, as in the param groups; all other arguments go to the inner optimizer. The class
+        and its instances can be pickled.
 
         Example:
             >>> import torch, cprop
@@ -186,7 +186,7 @@ class CProp(ConformityOptimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's groups: the same list, whoever replaces it."""
+        """The inner optimizer's groups: always the same list for both."""
         return self.inner.param_groups
 
     @param_groups.setter
@@ -195,7 +195,7 @@ class CProp(ConformityOptimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's state, with CProp's own under the prefix ``cprop_``."""
+        """The inner optimizer's state, with CProp's entries under the prefix ``cprop_``."""
         return self.inner.state
 
     @state.setter
@@ -210,20 +210,20 @@ class CProp(ConformityOptimizer):
         return f"CProp around {self.inner!r}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group to the inner optimizer; CProp's settings may be given with it."""
+        """Add a param group to the inner optimizer. It may contain CProp's settings."""
         own = {name: value for name, value in self.defaults.items() if name.startswith(PREFIX)}
         settings_of({**own, **param_group}).check()
         self.inner.add_param_group({**own, **param_group})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Perform one step of the inner optimizer, and scale it.
+        """Perform a single step of the inner optimizer, and scale its update.
 
         Args:
-            closure: re-evaluates the model and returns the loss; called once.
+            closure: reevaluates the model and returns the loss; called once.
 
         Returns:
-            The closure's loss, if there is one.
+            The closure's loss, if a closure was given.
         """
         loss, moved = self._begin_step(closure)
         observations: list[Callable[[], None]] = []
@@ -238,7 +238,7 @@ class CProp(ConformityOptimizer):
                 rescaled += after
             for _, params in moved:
                 count_up([statistics[p][STEP] for p in params])
-            # Before the inner step, which may write to the gradient or drop it.
+            # Before the inner step, which may change or free the gradients.
             run_all(observations)
             self._step_inner(*([] if closure is None else [self._closure_with(loss)]))
             if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
@@ -248,7 +248,7 @@ class CProp(ConformityOptimizer):
         return loss
 
     def _step_inner(self, *args: Any) -> None:
-        """The inner optimizer's step with its own hooks, and without torch's global ones: our step calls those."""
+        """Run the inner optimizer's step with its own hooks, but without torch's global ones: our step runs those."""
         inner, step = self.inner, type(self.inner).step
         if torch.compiler.is_compiling() or "step" in vars(inner) or not getattr(step, "hooked", False):
             inner.step(*args)
@@ -263,7 +263,7 @@ class CProp(ConformityOptimizer):
             post_hook(inner, args, kwargs)
 
     def _closure_with(self, loss: float | None) -> Callable[[], float | None]:
-        """A closure for an inner optimizer that asks for the loss, and not for another gradient."""
+        """A closure that returns the known loss, and raises if the inner optimizer changed the weights first."""
         params = list(chain.from_iterable(group["params"] for group in self.param_groups))
         versions = [p._version for p in params]
 
@@ -271,35 +271,36 @@ class CProp(ConformityOptimizer):
             if versions != [p._version for p in params]:
                 name = type(self.inner).__name__
                 raise RuntimeError(
-                    f"{name} evaluates its closure at other weights, and CProp around it sees one gradient per step: "
-                    f"put CProp inside, as in {name}(params, base_optimizer=CProp.around(torch.optim.Adam), lr=1e-3)"
+                    f"{name} evaluates its closure again at other weights, but CProp uses one gradient per step: wrap "
+                    f"its base optimizer instead, as in {name}(params, base_optimizer=CProp.around(torch.optim.Adam), "
+                    "lr=1e-3)"
                 )
             return loss
 
         return known_loss
 
     def _warn_of_weights_in_state(self, moved: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Say so, once, if the inner optimizer keeps weights where no scale reaches them.
+        """Warn once if the inner optimizer keeps weights in its state, where they are not scaled.
 
         Args:
-            moved: parameters after the inner step, and what they were before.
+            moved: parameters after the inner step, and their values before it.
         """
-        for p, before in islice(moved, 20):  # they are alike, and reading one waits for its device
+        for p, before in islice(moved, 20):  # a few are enough, and each one synchronizes with its device
             for key, value in self.state.get(p, {}).items():
-                if correlation(value, before) > max(0.99, correlation(value, p.grad)):  # of w^2 the gradient is w
+                if correlation(value, before) > max(0.99, correlation(value, p.grad)):  # the gradient of w^2 is like w
                     name = type(self.inner).__name__
                     warnings.warn(
-                        f"{name} keeps weights in its state ({key!r}), where CProp's scale does not reach: if its "
-                        "steps start from them, as MADGRAD's do, CProp has no effect, and another optimizer is better",
+                        f"{name} keeps weights in its state ({key!r}), which CProp does not scale: if its steps start "
+                        "from them, as MADGRAD's do, CProp has no effect; use another optimizer",
                         stacklevel=5,
                     )
                     return
 
     def _snapshot(self, p: Tensor) -> Tensor:
-        """A copy of a parameter as it is now, in memory that the next step will use again on a CPU.
+        """A copy of a parameter. On a CPU, its memory is reused in the next step.
 
-        There, fresh memory is handed out page by page, which takes longer than the copy. On a
-        device it comes from torch's pool, and goes back there for the rest of the iteration.
+        Fresh CPU memory is mapped page by page, which takes longer than the copy. On other devices
+        it comes from torch's caching allocator, and is free again for the rest of the iteration.
         """
         if not p.is_cpu:
             return p.detach().clone()
@@ -310,17 +311,17 @@ class CProp(ConformityOptimizer):
 
     @staticmethod
     def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
-        """The inner optimizer's way, unless the wrapper was told another."""
+        """The inner optimizer's implementation, unless the wrapper has its own setting."""
         foreach, fused = group["cprop_foreach"], group["cprop_fused"]
         if foreach is None and fused is None:
             foreach, fused = group.get("foreach"), group.get("fused")
         return choose(params, foreach, fused)
 
     def _start_statistics(self) -> None:
-        """Give every parameter that the inner optimizer has state for statistics of its own.
+        """Allocate statistics for every parameter that already has inner state.
 
-        The inner optimizer may be in mid-training, or allocate when it is built. A checkpoint
-        library that finds some state takes it to be all there is.
+        The inner optimizer may be in mid-training, or allocate state in its constructor. Checkpoint
+        libraries assume that existing state is complete.
         """
         for group in self.param_groups:
             for p in group["params"]:
@@ -330,7 +331,7 @@ class CProp(ConformityOptimizer):
     def _jobs(
         self, params: list[Tensor], statistics: Mapping[Tensor, dict[str, Any]], group: Mapping[str, Any]
     ) -> tuple[list[Job], list[Job]]:
-        """Allocate what is missing of the parameters' statistics, and gather both halves of the step."""
+        """Allocate missing statistics, and build the jobs for both halves of the step."""
         for p in params:
             if STEP not in statistics[p]:
                 statistics[p].update(empty_statistics(p, group))
@@ -352,10 +353,10 @@ class CProp(ConformityOptimizer):
 
     @contextmanager
     def _statistics(self) -> Iterator[Mapping[Tensor, dict[str, Any]]]:
-        """The statistics of every parameter, out of the inner optimizer's sight while this lasts.
+        """The statistics of every parameter, hidden from the inner optimizer inside the context.
 
-        Many optimizers initialise a parameter when ``len(state) == 0``, and would not if ours lay
-        there already.
+        Many optimizers initialize a parameter's state if ``len(state) == 0``, and would not if it
+        contained CProp's.
         """
         own: dict[Tensor, dict[str, Any]] = {}
         for group in self.param_groups:
@@ -370,7 +371,7 @@ class CProp(ConformityOptimizer):
                     self.state[p].update(entries)
 
     def state_dict(self) -> dict[str, Any]:
-        """One ordinary ``state_dict`` for both optimizers, loadable with ``weights_only=True``."""
+        """The state of both optimizers as one ordinary ``state_dict``, loadable with ``weights_only=True``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         self._look_at_settings()
@@ -381,8 +382,8 @@ class CProp(ConformityOptimizer):
         return state_dict
 
     def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        # Only if all state is ours. What the inner optimizer would keep is its own to know, and it would not initialise
-        # a parameter that has ours alone, once the checkpoint is loaded without CProp.
+        # Only if the inner optimizer has no state. Otherwise its part would be unknown, and if the checkpoint is loaded
+        # without CProp, it would not initialize a parameter that already has some state.
         entries = (entry for entry in state_dict["state"].values() if isinstance(entry, Mapping))
         only_ours = all(str(key).startswith(PREFIX) for key in chain.from_iterable(entries))
         return super()._complete_state(state_dict) if only_ours else state_dict
@@ -391,7 +392,7 @@ class CProp(ConformityOptimizer):
         return empty_statistics(p, group)
 
     def _known_settings(self) -> Collection[str]:
-        # What else stands in a group is the inner optimizer's own, a table that it fills perhaps.
+        # Any other setting belongs to the inner optimizer, which may change it.
         return {name for name in self.defaults if name.startswith(PREFIX)} | TORCHS_SETTINGS
 
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
@@ -424,12 +425,12 @@ class CProp(ConformityOptimizer):
 
 
 def empty_statistics(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Statistics that have not seen a gradient."""
+    """Statistics before the first gradient."""
     return {STEP: new_counter(p, group)} | {key: new_state(p, group) for key in (MEAN, MEAN_SQUARE)}
 
 
 def correlation(value: Any, other: Tensor | None) -> float:
-    """How much a state entry is like another tensor, or a multiple of it: by some elements, if both have enough."""
+    """Correlation of a state entry with another tensor over the first elements; zero if it cannot be computed."""
     if not isinstance(value, Tensor) or other is None or value.shape != other.shape or value.is_meta:
         return 0.0
     pair = [local(x).detach().flatten()[:4096] for x in (value, other)]
@@ -439,7 +440,7 @@ def correlation(value: Any, other: Tensor | None) -> float:
 
 
 def writable_gradient(p: Tensor) -> Tensor:
-    """A parameter's gradient, or a copy in its place if several of its elements share their memory."""
+    """A parameter's gradient, replaced by a copy if its elements share memory (an expanded tensor)."""
     g = cast("Tensor", p.grad)
     if 0 in g.stride() and not g.is_contiguous():
         p.grad = g = g.clone(memory_format=torch.contiguous_format)
@@ -447,43 +448,43 @@ def writable_gradient(p: Tensor) -> Tensor:
 
 
 def refuse_unsuitable(optimizer: Optimizer) -> None:
-    """Refuse what cannot be wrapped, and say what to do instead."""
+    """Raise if an optimizer cannot be wrapped, and say what to use instead."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"CProp wraps an optimizer, and got {type(optimizer).__name__}: "
+            f"CProp wraps an optimizer, but got {type(optimizer).__name__}: "
             "write CProp(torch.optim.Adam(model.parameters(), lr=1e-3)), or use CProp.around(torch.optim.Adam) "
-            "where a class is wanted"
+            "if you need a class"
         )
     if isinstance(optimizer, ConformityOptimizer):
         raise TypeError(
-            f"{type(optimizer).__name__} is scaled by CProp already: wrap the plain optimizer, or use it as it is"
+            f"{type(optimizer).__name__} is already scaled by CProp: wrap the plain optimizer, or use this one directly"
         )
     saved = optimizer.state_dict()
     if not {"state", "param_groups"} <= set(saved):
         raise TypeError(
-            f"{type(optimizer).__name__}.state_dict() has {sorted(map(str, saved))} in place of 'state' and "
-            "'param_groups', so no checkpoint could hold CProp's statistics: wrap the optimizer that it is made from"
+            f"{type(optimizer).__name__}.state_dict() has {sorted(map(str, saved))} instead of 'state' and "
+            "'param_groups', so CProp's statistics could not be saved: wrap the optimizer it is based on"
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(
-            f"{type(optimizer).__name__} evaluates its closure many times in a step, so there is no one gradient "
-            "whose conformity could be measured: use an optimizer that takes one gradient a step"
+            f"{type(optimizer).__name__} evaluates its closure many times per step, so there is no single gradient "
+            "whose conformity CProp could measure: use an optimizer that takes one gradient per step"
         )
     if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
         raise TypeError(
-            f"{type(optimizer).__name__} keeps other weights for training than for evaluation, so CProp would scale "
-            "the way between them and not its steps: use it as it is, or wrap the optimizer that it is made from"
+            f"{type(optimizer).__name__} uses different weights for training and evaluation, so CProp would not scale "
+            "its actual steps: use it without CProp, or wrap the optimizer it is based on"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise TypeError(
-            f"{type(optimizer).__name__} has differentiable=True, but CProp's part of a step is not differentiated, "
-            "and the gradient through it would be wrong: set differentiable=False"
+            f"{type(optimizer).__name__} has differentiable=True, but CProp's part of the step is not differentiable, "
+            "so gradients through it would be wrong: set differentiable=False"
         )
 
 
 class _Around(type):
-    """The type of the classes that :meth:`CProp.around` makes, so that pickle can remake them."""
+    """Metaclass of the classes that :meth:`CProp.around` returns, which makes them picklable."""
 
     optimizer_class: type[Optimizer]
 
@@ -527,7 +528,7 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
         {
             "__init__": __init__,
             "__module__": CProp.__module__,
-            "__doc__": f"CProp around {optimizer_class.__qualname__}, built from its arguments.",
+            "__doc__": f"{optimizer_class.__qualname__} + CProp, built from its arguments.",
             "optimizer_class": optimizer_class,
         },
     )
