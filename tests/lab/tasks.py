@@ -1,4 +1,4 @@
-"""Tasks of a user's own, small enough to train in a second: what ``module:Task`` may name."""
+"""Examples of user-defined tasks (``module:Task``), small enough to train in a second."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from cprop_lab import Task
 
 
 class Blobs(Task):
-    """Two classes of points, with noise, dropout and an accuracy: everything that a run must carry along."""
+    """Two classes of points, with noise, dropout and an accuracy: everything that a run must save and restore."""
 
     metric = "accuracy"
 
@@ -38,7 +38,7 @@ class Blobs(Task):
 
 
 class Slow(Blobs):
-    """The same, a step a few milliseconds: time to be killed in."""
+    """The same with a few milliseconds per step: slow enough to be killed during training."""
 
     def prepare(self, batch, training):
         import time
