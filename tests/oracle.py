@@ -1,6 +1,6 @@
-"""Algorithm 1 of the paper in float64, line by line: what every implementation is held against.
+"""Algorithm 1 of the paper in float64, line by line: the reference for every implementation.
 
-Written from the paper alone. It shares no code with the library, and the JAX twin uses it too.
+Written only from the paper. It shares no code with the library; the JAX version uses it too.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ def standard_normal_cdf(x):
 
 
 class Oracle:
-    """The statistics of one tensor of parameters, fed one gradient at a time."""
+    """The statistics of one parameter tensor, updated with one gradient at a time."""
 
     def __init__(self, beta=0.999, c=1.0, eps=1e-8):
         self.beta, self.c, self.eps = beta, c, eps
@@ -23,13 +23,13 @@ class Oracle:
         self.m = self.beta * self.m + (1 - self.beta) * g
         self.v = self.beta * self.v + (1 - self.beta) * g**2
         self.a = self.beta * self.a + (1 - self.beta) * np.abs(g)
-        # n_t = (1 - beta^t) / (1 - beta) by its recurrence, and the bias correction from it: exact
-        # where the closed forms would cancel.
+        # n_t = (1 - beta^t) / (1 - beta) by its recurrence, and the bias correction from it: the closed
+        # forms would lose digits to cancellation.
         self.n = 1 + self.beta * self.n
         correction = (1 - self.beta) * self.n
         self.m_hat, self.v_hat, self.a_hat = self.m / correction, self.v / correction, self.a / correction
         variance = self.v_hat - self.m_hat**2
-        # In exact arithmetic one gradient has no variance; float64 leaves 1e-16 of it.
+        # In exact arithmetic one gradient has no variance; in float64 about 1e-16 remains.
         variance = np.where(variance < 1e-15 * self.v_hat, 0.0, variance)
         self.sigma = np.sqrt(np.maximum(variance, 0) / (self.n - 1 + self.eps)) + self.eps
         return self

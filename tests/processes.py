@@ -1,4 +1,4 @@
-"""Real processes: fresh ones, and for the distributed tests several that meet on loopback by gloo."""
+"""Real processes: fresh ones, and for the distributed tests several that connect over loopback with gloo."""
 
 import os
 import subprocess
@@ -12,18 +12,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# Where torch builds C++ extensions: one folder a test run, shared by its workers. In the user's own cache a process
-# that was killed while building leaves a lock behind, for which every later start waits without end.
+# Where torch builds C++ extensions: one folder per test run, shared by its workers. In the user's own cache, a process
+# killed while building leaves a lock that every later start waits for.
 EXTENSIONS = Path(tempfile.gettempdir()) / f"extensions-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
 
 
-# Most of what such a test takes is importing torch, once a process: they are forked from one that imported these and
-# has done nothing else.
+# Importing torch takes most of the time of such a test. So processes are forked from one that has only imported these
+# modules.
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._inductor.compile_fx", "table")
 
 
 def spawn(case, world, folder, *arguments):
-    """Run ``case(rank, world, folder, *arguments)`` in as many processes, and fail if one fails."""
+    """Run ``case(rank, world, folder, *arguments)`` in ``world`` processes, and fail if one fails."""
     with tempfile.TemporaryDirectory() as meeting:
         elsewhere(_join, case, world, f"file://{meeting}/store", str(folder), arguments, processes=world)
 
@@ -31,12 +31,12 @@ def spawn(case, world, folder, *arguments):
 def elsewhere(function, *arguments, processes=1):
     """Run ``function(rank, *arguments)`` in fresh processes, and fail if one fails."""
     mp.set_forkserver_preload(list(IMPORTED))
-    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # by which the process to fork from finds them
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # for the process that is forked from
         mp.start_processes(_alone, (function, *arguments), nprocs=processes, start_method="forkserver")
 
 
 def torchrun(*command, **environment):
-    """Run a script in two processes as a user would, from the project's root, and give back what it printed."""
+    """Run a script in two processes from the project's root, as a user would, and return its output."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
         [*launcher, *map(str, command)],
@@ -64,7 +64,7 @@ def _alone(rank, function, *arguments):
 
 def _join(rank, case, world, meeting, folder, arguments):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # They meet at a file and not at a port: ports are taken by other tests, files are not.
+    # Rendezvous through a file instead of a port, which another test might use.
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     try:
         case(rank, world, folder, *arguments)

@@ -1,4 +1,4 @@
-"""One table of optimizers, settings and inputs; the generic tests run over it."""
+"""The table of optimizers, settings and inputs for the generic tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ import cprop
 
 
 def adabound_reference(params, *, amsbound=False, decoupled_weight_decay=False, **kwargs):
-    """pytorch_optimizer's AdaBound under the original's names; torch itself has none."""
+    """pytorch_optimizer's AdaBound with the argument names of the original; torch has no AdaBound."""
     return pytorch_optimizer.AdaBound(
         params, ams_bound=amsbound, weight_decouple=decoupled_weight_decay, foreach=False, **kwargs
     )
@@ -20,7 +20,7 @@ def adabound_reference(params, *, amsbound=False, decoupled_weight_decay=False, 
 
 @dataclass(frozen=True)
 class Native:
-    """A native optimizer, the plain one it extends, and arguments that both take."""
+    """A native optimizer, its plain counterpart, and arguments for both."""
 
     cls: type[Optimizer]
     plain: Callable[..., Optimizer]
@@ -117,7 +117,7 @@ INNERS = [
 
 @dataclass(frozen=True)
 class Entry:
-    """Any optimizer of ours, as the generic tests see it."""
+    """Any optimizer of this package, for the generic tests."""
 
     id: str
     build: Callable[..., Optimizer]
@@ -141,7 +141,7 @@ TABLE = [*map(native, NATIVES), *map(wrapped, INNERS)]
 
 
 def inputs(dtype=torch.float32):
-    """Parameters of every shape and layout that a model may hold."""
+    """Parameters of every shape and layout that a model may have."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
@@ -161,9 +161,9 @@ def inputs(dtype=torch.float32):
 
 
 def gradients(params, step, noise=2.0):
-    """A signal that depends on the parameters, and noise that does not: the same for every optimizer.
+    """A signal that depends on the parameters, plus noise that is the same for every optimizer.
 
-    The signal is bounded, so that ``maximize`` does not run away.
+    The signal is bounded, so that ``maximize`` does not diverge.
     """
     generator = torch.Generator().manual_seed(step)
     for p in params:

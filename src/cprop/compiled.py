@@ -160,7 +160,7 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
 
     Args:
         rule: the rule to compile.
-        flags: its flags, the measure among them.
+        flags: its flags, including the measure.
         structure: the structure of its scalars, from :func:`pack`.
         kind: the kind of its tensors, which are passed in the order of ``kind.names``.
     """

@@ -63,7 +63,7 @@ class Layer(NamedTuple):
         return max(self.signal, 0.0) / self.noise if self.noise > 0 else math.nan
 
     def noise_scale(self, batch_size: int) -> float:
-        r"""The gradient noise scale, an estimate of the critical batch size (McCandlish et al., 2018).
+        r"""The gradient noise scale, of the same order as the critical batch size (McCandlish et al., 2018).
 
         .. math::
             B_{\text{simple}} = \operatorname{tr} \Sigma / |G|^2 = B \operatorname{tr} \Sigma_B / |G|^2

@@ -1,4 +1,4 @@
-"""Data for the laboratory's tests: the real sets where ``CPROP_LAB_DATA`` names them, or files of the same form."""
+"""Data for the laboratory's tests: the real data sets from ``CPROP_LAB_DATA`` if set, or files of the same format."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def write_images(folder, splits, column, label, size, mode, form, classes):
     folder.mkdir()
     random = np.random.default_rng(0)
     for split, rows in splits.items():
-        # Some of Tiny ImageNet's images are grey.
+        # Some of Tiny ImageNet's images are grayscale.
         images = [image(size, "L" if form == "JPEG" and i % 7 == 0 else mode, form, random) for i in range(rows)]
         features = Features({column: Feature(), label: Value("int64")})
         table = Dataset.from_dict({column: images, label: [i % classes for i in range(rows)]}, features=features)
@@ -48,7 +48,7 @@ def write_text(folder):
 
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory):
-    """Files in the form of the real ones, with noise in them."""
+    """Files in the format of the real ones, filled with noise."""
     root = tmp_path_factory.mktemp("data")
     write_images(root / "fashion_mnist", {"train": 96, "test": 40}, "image", "label", 28, "L", "PNG", 10)
     write_images(root / "cifar100", {"train": 96, "test": 40}, "img", "fine_label", 32, "RGB", "WEBP", 100)
@@ -59,7 +59,7 @@ def generated(tmp_path_factory):
 
 @pytest.fixture
 def data_root(generated, monkeypatch, tmp_path):
-    """A folder of data sets, and a cache of its own for what is decoded from it."""
+    """A folder of data sets, with its own cache for decoded data."""
     if not REAL:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = Path(REAL) if REAL else generated

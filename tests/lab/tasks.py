@@ -1,4 +1,4 @@
-"""Tasks of a user's own, small enough to train in a second: what ``module:Task`` may name."""
+"""Examples of user-defined tasks (``module:Task``), small enough to train in a second."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from cprop_lab import Task
 
 
 class Blobs(Task):
-    """Two classes of points, with noise, dropout and an accuracy: everything that a run must carry along."""
+    """Two classes of points, with noise, dropout and an accuracy: everything that a run must save and restore."""
 
     metric = "accuracy"
 
@@ -40,7 +40,7 @@ class Blobs(Task):
 
 
 class Slow(Blobs):
-    """The same, a step a few milliseconds: time to be killed in."""
+    """The same with a few milliseconds per step: slow enough to be killed during training."""
 
     def prepare(self, batch, training):
         import time
