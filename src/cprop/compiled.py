@@ -160,14 +160,16 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
 
     Args:
         rule: the rule to compile.
-        flags: its flags, including the measure.
+        flags: its flags: a named tuple with the field ``measure``, or the measure alone.
         structure: the structure of its scalars, from :func:`pack`.
         kind: the kind of its tensors, which are passed in the order of ``kind.names``.
     """
     names, dtypes, device, long = kind
+    measure = getattr(flags, "measure", flags)
 
     def build() -> Kernel:
-        own = flags._replace(measure=measure_in_kernels(flags.measure, device, kind.number_dtype))
+        own: Any = measure_in_kernels(measure, device, kind.number_dtype)
+        own = own if measure is flags else flags._replace(measure=own)
 
         def run(length: int, *arguments: Tensor) -> tuple[()]:
             *tensors, numbers = arguments
@@ -183,7 +185,8 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
         ]
         return traced(run, example, threads=long)
 
-    return cached(flags.measure, (rule, flags._replace(measure=None), structure, kind), build)
+    others = None if measure is flags else flags._replace(measure=None)
+    return cached(measure, (rule, others, structure, kind), build)
 
 
 def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | Measure:
