@@ -271,7 +271,7 @@ def draw(rows: list[Row], shape: str, path: Path) -> None:
     axes.set_xlim(0.3, max(row.ratio for row in chosen) * 1.6)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
-    axes.set_xlabel("time of a step against torch's fused Adam (log scale; less is better)")
+    axes.set_xlabel("time per step relative to torch's fused Adam (log scale; lower is better)")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
