@@ -142,7 +142,8 @@ def refuse_what_is_sharded_in_another_way(mesh):
 def load_full(name, mesh, path):
     saved = torch.load(path, weights_only=True)
     model, optimizer = make(name, mesh)
-    options = StateDictOptions(full_state_dict=True)
+    # As with torch's own optimizers, and as in planner(): an inner optimizer keeps nothing of what it has not seen.
+    options = StateDictOptions(full_state_dict=True, strict=name != "CProp(AdamW)")
     set_state_dict(
         model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=options
     )
