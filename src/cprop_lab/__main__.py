@@ -6,7 +6,9 @@ def main() -> None:
     try:
         from cprop_lab.cli import app
     except ImportError as error:
-        raise SystemExit(f"cprop-lab needs more than the library ({error}): pip install 'cprop[lab]'") from None
+        raise SystemExit(
+            f"cprop-lab needs more than the library ({error}): run pip install '.[lab]' in a checkout"
+        ) from None
     app(prog_name="cprop-lab")
 
 

@@ -161,7 +161,7 @@ class Engine:
             from ray import tune
         except ImportError as error:
             raise ImportError(
-                f"Ray is not here ({error}): pip install 'cprop[lab]', or give --executor process"
+                f"Ray is not installed ({error}): run pip install '.[lab]' in a checkout, or give --executor process"
             ) from error
         from cprop_lab.trial import Watch, trial
 

@@ -165,4 +165,5 @@ def test_without_the_extra_it_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from cprop_lab.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
-    assert re.fullmatch(r"cprop-lab needs more than the library \(.*\): pip install 'cprop\[lab\]'\n", result.stderr)
+    expected = r"cprop-lab needs more than the library \(.*\): run pip install '\.\[lab\]' in a checkout\n"
+    assert re.fullmatch(expected, result.stderr)

@@ -180,6 +180,7 @@ def test_an_error_of_a_task_is_told(tmp_path):
 def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        ImportError, match=r"Ray is not here .*: pip install 'cprop\[lab\]', or give --executor process"
+        ImportError,
+        match=r"Ray is not installed .*: run pip install '\.\[lab\]' in a checkout, or give --executor process",
     ):
         Engine(Store(tmp_path)).run([QUICK])

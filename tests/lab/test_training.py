@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_starts_the_run_over_and_says_so(tmp_path):
     store.save_checkpoint(name, {"step": 3})
     path = tmp_path / "checkpoints" / f"{name}.pt"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=f"run {name} starts from the beginning: .*cut short"):
+    with pytest.warns(UserWarning, match=f"run {name} starts from the beginning: .*is truncated"):
         assert train(eager(BLOBS), store) == "finished"
 
 
