@@ -153,12 +153,12 @@ def _headline(name: str, pair: Pair) -> str:
     saved = _said(iterations.mean, "iterations", " iterations")
     certainty = f"95 % interval {interval}, {seeds}" if interval else seeds
     of_time = _judged(seconds) if seconds else judgement
-    if judgement == HELPS != of_time:
-        judgement += " in iterations" + ", costs time" * (of_time == NO_HELP)
+    if judgement in (HELPS, UNCLEAR) and of_time != judgement:
+        judgement += " in iterations" + ", costs time" * (of_time == NO_HELP and judgement == HELPS)
     time = ""
     if seconds and of_time != UNCLEAR:
         time = f" {'but' if iterations.mean < 1 < seconds.mean else 'and'} {_change(seconds, 'time', ' time')}"
-    elif seconds and judgement != UNCLEAR:
+    elif seconds and _judged(iterations) != UNCLEAR:
         time = ", with no clear difference in time"
     return f"{name} {judgement}: it reaches {target} in {saved} ({certainty}){time}."
 

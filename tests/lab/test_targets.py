@@ -174,6 +174,9 @@ def test_a_verdict_that_chance_allows_no_more_of(make):
         f"(95 % interval {100 * (1 - low):.1f} % fewer to {high:.3g} times as many, two seeds)."
     )
     assert said.notes[0] == "Two seeds cannot tell a difference from chance; use at least three (--seeds 3)."
+    quicker = headline(pair(make, [SLOW, SLOW], [FAST, SLOW], pace=1e-4))
+    assert quicker.startswith("SGD + CProp makes no clear difference in iterations: it reaches")
+    assert "and 99" in quicker
     said = verdict("CProp(SGD)", pair(make, [SLOW], [FAST], pace=0.005))
     assert said.headline == (
         "SGD + CProp may help: it reaches SGD's final training loss in 50 % fewer iterations (one seed) and 75 % less "
