@@ -24,8 +24,8 @@ from torch import Tensor
 
 import cprop
 from benchmarks.shapes import SHAPES
-from cprop.arithmetic import normal_as_quotient
-from cprop.execution import Job, Way, prepare, run_all
+from cprop.execution import Implementation, Job, prepare, run_all
+from cprop.measures import normal_as_quotient
 
 NAMES = ("param", "exp_avg", "exp_avg_sq", "cprop_m")
 
@@ -101,7 +101,7 @@ def kernels(rounds: int) -> dict[str, float]:
         moments = [[adam.state[p][name] for name in ("exp_avg", "exp_avg_sq")] for p in params]
         rows = [(g, p, *m, 0.1 * g) for g, p, m in zip(gradients, params, moments, strict=True)]
         job = Job(("grad", *NAMES), rows, h, 1.0)
-        return lambda: run_all(prepare(variant, [job], Flags(part), Way.FUSED))
+        return lambda: run_all(prepare(variant, [job], Flags(part), Implementation.FUSED))
 
     steps: dict[str, Callable[[], Any]] = {"torch Adam, fused": adam.step, **{part: step(part) for part in PARTS}}
     times: dict[str, list[float]] = {name: [] for name in steps}

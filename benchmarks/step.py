@@ -28,7 +28,7 @@ from torch import Tensor
 import cprop
 from benchmarks.authors import AuthorsCProp
 from benchmarks.shapes import SHAPES
-from cprop.execution import Job, Way, prepare, run_all
+from cprop.execution import Implementation, Job, prepare, run_all
 
 REFERENCE = "torch Adam, fused"
 LARGE = 50_000_000
@@ -83,7 +83,7 @@ class Bare:
         """Move the bytes."""
         rows = [(cast("Tensor", p.grad), p, *self.state[p].values()) for p in self.params]
         job = Job(("grad", *self.names), rows, NOTHING, 1.0)
-        run_all(prepare(bare, [job], Written(self.names), Way.FUSED))
+        run_all(prepare(bare, [job], Written(self.names), Implementation.FUSED))
 
 
 def schedule_free(params: list[Tensor]) -> Any:
@@ -122,7 +122,7 @@ ROWS: dict[str, Callable[[list[Tensor]], Any]] = {
         ps, lr=1e-6, fused=True, cprop_state_dtype="bfloat16"
     ),
     "CPropAdam, foreach": lambda ps: cprop.CPropAdam(ps, lr=1e-6, foreach=True),
-    "CPropAdam, tensor by tensor": lambda ps: cprop.CPropAdam(ps, lr=1e-6, foreach=False),
+    "CPropAdam, for-loop": lambda ps: cprop.CPropAdam(ps, lr=1e-6, foreach=False),
     "CPropSGD, fused": lambda ps: cprop.CPropSGD(ps, lr=1e-6, fused=True),
     "CPropSGD, foreach": lambda ps: cprop.CPropSGD(ps, lr=1e-6, foreach=True),
     "CProp(Adam), fused": lambda ps: cprop.CProp(torch.optim.Adam(ps, lr=1e-6, fused=True)),

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add
-from cprop.conformity import Measure
-from cprop.moments import StatisticsScalars, observe, running_mean, scale_from
-from cprop.optimizers.base import NativeOptimizer, check_betas, complete
+from cprop.arithmetic import Number, add_scaled
+from cprop.measures import Measure
+from cprop.optimizers.native import NativeOptimizer
+from cprop.optimizers.settings import check_betas, complete
 from cprop.rules import GRAD, PARAM
+from cprop.statistics import StatisticsScalars, running_mean, scale_from, update_statistics
 
 
 class LionScalars(NamedTuple):
@@ -26,11 +27,11 @@ class LionScalars(NamedTuple):
 def lion(x: Mapping[str, Tensor], h: LionScalars, measure: str | Measure) -> dict[str, Tensor]:
     """One step of Lion, its update multiplied by the conformity scale."""
     p, g = x[PARAM], x[GRAD]
-    updated = observe(g, x, h.statistics)
+    updated = update_statistics(g, x, h.statistics)
     scale = scale_from(updated, h.statistics, measure)
     direction = torch.sign(running_mean(x["exp_avg"], g, h.weight1))
     updated["exp_avg"] = running_mean(x["exp_avg"], g, h.weight2)
-    updated[PARAM] = add(p, direction, -h.lr, scale)
+    updated[PARAM] = add_scaled(p, scale, direction, -h.lr)
     return updated
 
 

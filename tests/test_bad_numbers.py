@@ -6,7 +6,7 @@ from table import TABLE, gradients, inputs, train
 from test_execution import WAYS, prefixed
 
 import cprop
-from cprop.rules import GRAD, usable
+from cprop.rules import GRAD, with_finite_grad
 from cprop.tensor_list import TensorList
 
 BAD = [torch.nan, torch.inf, -torch.inf]
@@ -54,9 +54,10 @@ def test_usable_keeps_every_number_that_can_be_squared(dtype):
     kept = torch.tensor([0.0, -0.0, 1e-45, -1e-38, -0.999 * limit, 0.999 * limit], dtype=dtype)
     dropped = torch.tensor([*BAD, limit, -limit, torch.finfo(dtype).max], dtype=dtype)
     for wrap in (lambda x: x, lambda x: TensorList([x])):
-        results = [getattr(usable({GRAD: wrap(x)})[GRAD], "tensors", None) for x in (kept, dropped)]
+        results = [getattr(with_finite_grad({GRAD: wrap(x)})[GRAD], "tensors", None) for x in (kept, dropped)]
         results = [
-            usable({GRAD: x})[GRAD] if r is None else r[0] for x, r in zip((kept, dropped), results, strict=True)
+            with_finite_grad({GRAD: x})[GRAD] if r is None else r[0]
+            for x, r in zip((kept, dropped), results, strict=True)
         ]
         assert torch.equal(results[0].view(torch.int8), kept.view(torch.int8))  # the sign of zero, too
         assert torch.equal(results[1], torch.zeros_like(dropped))

@@ -9,8 +9,9 @@ from oracle import Oracle
 from scipy import stats
 
 import cprop
-from cprop.conformity import LOGISTIC_SLOPE, Moments, resolve_measure
-from cprop.moments import MEAN, MEAN_ABS, MEAN_SQUARE, observe, scale_from, statistics_scalars
+from cprop.measures import LOGISTIC_SLOPE, resolve_measure
+from cprop.moments import Moments
+from cprop.statistics import MEAN, MEAN_ABS, MEAN_SQUARE, scale_from, statistics_scalars, update_statistics
 
 
 def settings(beta=0.999, c=1.0, eps=1e-8):
@@ -22,7 +23,7 @@ def scales_over_time(gradients, measure="normal", dtype=torch.float32, tensor_co
     state = {key: torch.zeros(gradients.shape[1:], dtype=dtype) for key in (MEAN, MEAN_SQUARE, MEAN_ABS)}
     for t, g in enumerate(gradients.to(dtype), start=1):
         h = statistics_scalars(settings(**kwargs), torch.tensor(float(t)) if tensor_counter else t)
-        state = observe(g, state, h)
+        state = update_statistics(g, state, h)
         yield scale_from(state, h, measure)
 
 

@@ -30,7 +30,7 @@ def train(stage, folder):
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": 1e9,  # by default DeepSpeed clips the norm to one, and the reference does not
         }
-        optimizer = build(name, "tensor by tensor", model.parameters())
+        optimizer = build(name, "for-loop", model.parameters())
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         for step in range(STEPS):
             inputs, targets = batch(step)
@@ -44,7 +44,7 @@ def train(stage, folder):
 def test_zero_is_one_process(tmp_path):
     torchrun(TESTS / "test_deepspeed.py", tmp_path, DS_ACCELERATOR="cpu", PYTHONPATH=str(TESTS))
     for index, name in enumerate(NAMES):
-        reference = one_process(name, "tensor by tensor", 2)
+        reference = one_process(name, "for-loop", 2)
         for stage in STAGES:
             for ours, theirs in zip(torch.load(tmp_path / f"{stage}-{index}.pt"), reference, strict=True):
                 where = f"{name}, stage {stage}"

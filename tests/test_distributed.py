@@ -29,7 +29,7 @@ NAMES = (
     "CProp-AdamW-weight_decay=0.1",
 )
 BUILD = {entry.id: entry.build for entry in TABLE if entry.id in NAMES}
-WAYS = ("tensor by tensor", "foreach", "fused")
+WAYS = ("for-loop", "foreach", "fused")
 CASES = [(name, way) for name in NAMES for way in WAYS]
 
 

@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cprop
 from cprop import compiled, execution
-from cprop.arithmetic import divided, normal_as_quotient
-from cprop.moments import statistics_scalars
+from cprop.arithmetic import divided
+from cprop.measures import normal_as_quotient
 from cprop.optimizers import wrapper
+from cprop.statistics import statistics_scalars
 from cprop.tensor_list import TensorList
 
-WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def prefixed(entry, way):
@@ -260,7 +261,10 @@ def test_wrapper_goes_the_way_of_its_inner_optimizer(inner, monkeypatch):
         return execution.prepare(rule, jobs, flags, way)
 
     monkeypatch.setattr("cprop.optimizers.wrapper.prepare", prepare)
-    for flags, way in ((({"fused": True}), execution.Way.FUSED), ({"foreach": True}, execution.Way.FOREACH)):
+    for flags, way in (
+        (({"fused": True}), execution.Implementation.FUSED),
+        ({"foreach": True}, execution.Implementation.FOREACH),
+    ):
         params = inputs()
         train(cprop.CProp(inner.cls(params, **inner.settings, **flags)), params, 1)
         assert set(ways) == {way}

@@ -10,8 +10,8 @@ from rich.console import Console
 from torch import nn
 
 import cprop
+from cprop.diagnostics.summary import BINS
 from cprop.integrations import figure, loggers, terminal
-from cprop.summary import BINS
 
 
 @pytest.fixture

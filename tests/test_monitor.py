@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cprop
-from cprop.advice import PATIENCE, SURE, advice
-from cprop.summary import BINS, Layer, Sample, at_least, kernel, summed, summed_and_shown
+from cprop.diagnostics.advice import PATIENCE, SURE, advice
+from cprop.diagnostics.summary import BINS, Layer, Sample, at_least, get_kernel, summed, summed_and_shown
 
 
 def network():
@@ -62,8 +62,8 @@ def test_it_says_what_the_scales_are(make):
 
 @pytest.mark.parametrize("function", [summed, at_least, summed_and_shown])
 def test_a_kernel_gives_what_its_function_gives(function):
-    numbers = torch.tensor([1.0, *cprop.conformity.Corrections.of(300.0, 1e-8, 0.3, 0.3)])
-    compiled = kernel(function, "normal", 2, False, torch.float32, torch.device("cpu"))
+    numbers = torch.tensor([1.0, *cprop.moments.Corrections.of(300.0, 1e-8, 0.3, 0.3)])
+    compiled = get_kernel(function, "normal", 2, False, torch.float32, torch.device("cpu"))
     for length in (1000, 17, 1):  # one kernel for all
         m, v = torch.randn(length) * 1e-3, torch.rand(length) * 1e-4 + 1e-5
         (found,) = compiled(length, m, v, numbers)
@@ -83,7 +83,7 @@ WAYS = {
 @pytest.mark.parametrize(("make", "compiles"), WAYS.values(), ids=WAYS)
 def test_a_sample_is_compiled_where_the_step_is(make, compiles, monkeypatch):
     asked = []
-    monkeypatch.setattr("cprop.summary.kernel", lambda *kind: asked.append(kind) or kernel(*kind))
+    monkeypatch.setattr("cprop.diagnostics.summary.get_kernel", lambda *kind: asked.append(kind) or get_kernel(*kind))
     p = nn.Parameter(torch.zeros(3))
     optimizer = make(p)
     p.grad = torch.ones(3)
@@ -93,8 +93,8 @@ def test_a_sample_is_compiled_where_the_step_is(make, compiles, monkeypatch):
 
 
 def test_a_parameter_longer_than_a_block_and_a_histogram(monkeypatch):
-    monkeypatch.setattr("cprop.summary.BLOCK", 64)
-    monkeypatch.setattr("cprop.summary.SHOWN", 32)
+    monkeypatch.setattr("cprop.diagnostics.summary.BLOCK", 64)
+    monkeypatch.setattr("cprop.diagnostics.summary.SHOWN", 32)
     p = nn.Parameter(torch.zeros(1000))
     optimizer = cprop.CPropSGD([p], lr=0.1)
     for _ in range(5):
@@ -256,7 +256,7 @@ RUNS = {
 
 @pytest.mark.parametrize(("groups", "given"), RUNS.values(), ids=RUNS)
 def test_a_larger_rate_is_advised_where_gradients_agree_whatever_c_makes_of_it(groups, given, monkeypatch):
-    monkeypatch.setattr("cprop.advice.PATIENCE", 300)
+    monkeypatch.setattr("cprop.diagnostics.advice.PATIENCE", 300)
     assert any("the learning rate is probably too small" in line for line in watched(*groups).advice()) == given
 
 
@@ -328,7 +328,7 @@ def test_sinks_are_told_until_it_is_closed():
 
 
 def test_a_long_run_keeps_so_many_samples_the_recent_ones_all(monkeypatch):
-    monkeypatch.setattr("cprop.monitor.KEPT", 20)
+    monkeypatch.setattr("cprop.diagnostics.monitor.KEPT", 20)
     p, told = nn.Parameter(torch.zeros(1)), []
     optimizer = cprop.CPropSGD([p], lr=0.1)
     monitor = cprop.Monitor(optimizer, every=2, sinks=[told.append])

@@ -15,8 +15,8 @@ import torch
 from torch.nn import Parameter
 
 import cprop
-from cprop.advice import PATIENCE, SURE, WORTH_A_WORD
-from cprop.monitor import KEPT
+from cprop.diagnostics.advice import LEAST_FRACTION, PATIENCE, SURE
+from cprop.diagnostics.monitor import KEPT
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -86,7 +86,7 @@ def test_the_front_page_shows_the_losses_of_the_readme():
 def test_the_page_on_diagnostics_has_the_thresholds_of_the_monitor():
     page = (DOCS / "diagnostics.md").read_text()
     assert f"mean conformity above {SURE} for {PATIENCE:,} steps" in page
-    assert f"from {100 * WORTH_A_WORD:.0f} % on" in page
+    assert f"from {100 * LEAST_FRACTION:.0f} % on" in page
     assert f"after {PATIENCE:,} steps" in page
     assert f"keeps at most {KEPT} of them" in page
     assert f"holds at most {KEPT}," in cprop.Monitor.__doc__

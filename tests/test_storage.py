@@ -10,7 +10,7 @@ from table import TABLE, gradients, inputs, train
 import cprop
 from cprop.storage import round_stochastically
 
-WAYS = {"tensor by tensor": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def large(seed=0):

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "_extensions"))
 from looks import BLUE, GREEN, ORANGE, PINK, STYLE
 
 import cprop
-from cprop.conformity import MEASURES, Moments
+from cprop.measures import MEASURES
+from cprop.moments import Moments
 
 DOCS = Path(__file__).parents[1]
 

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import cprop
-from cprop.summary import Sample
+from cprop.diagnostics.summary import Sample
 
 D, NOISE = 50, 2.0
 

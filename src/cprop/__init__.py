@@ -4,8 +4,10 @@ Wrap any optimizer with :class:`CProp`, or use a native one such as :class:`CPro
 """
 
 from cprop.checkpoint import CheckpointError
-from cprop.conformity import MEASURES, Measure, Moments, conformity_scale
-from cprop.monitor import Monitor
+from cprop.conformity import conformity_scale
+from cprop.diagnostics import Monitor
+from cprop.measures import MEASURES, Measure
+from cprop.moments import Moments
 from cprop.optimizers import CProp, CPropAdaBound, CPropAdam, CPropAdamW, CPropRMSprop, CPropSGD
 
 __version__ = "0.1.0.dev0"

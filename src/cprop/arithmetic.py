@@ -17,22 +17,27 @@ Number: TypeAlias = float | Tensor
 """A Python number, or a 0-dim tensor if reading its value would cost a host synchronization."""
 
 __all__ = [
-    "Divisor",
+    "TINY",
     "Factor",
     "Number",
     "Quotient",
     "add",
+    "add_scaled",
     "addcdiv",
     "addcmul",
     "as_scalar",
+    "at_least",
     "clamp",
     "divide",
     "divided",
     "lerp",
-    "normal_as_quotient",
     "one_minus_power",
     "squarable_or_zero",
 ]
+
+
+TINY: Final = torch.finfo(torch.float32).tiny
+"""Added to denominators that might be zero; negligible next to any other value."""
 
 
 class Quotient(NamedTuple):
@@ -48,21 +53,9 @@ class Quotient(NamedTuple):
 Factor: TypeAlias = Tensor | Quotient
 
 
-class Divisor(NamedTuple):
-    """A scalar to divide by, and its inverse for when multiplying is faster."""
-
-    value: Number
-    inverse: Number
-
-    @classmethod
-    def of(cls, value: Number) -> Divisor:
-        """The scalar and its inverse."""
-        return cls(value, 1 / value)
-
-
-def divide(x: Tensor, by: Divisor) -> Tensor:
-    """``x / by``: as torch does it if the divisor is a number; multiplied by its inverse if it is a tensor."""
-    return x * by.inverse if isinstance(by.value, Tensor) else x / by.value
+def divide(x: Tensor, by: Number, inverse: Number) -> Tensor:
+    """``x / by``, as torch does it for a number; for a tensor, the faster ``x * inverse``."""
+    return x * inverse if isinstance(by, Tensor) else x / by
 
 
 def divided(factor: Factor) -> Tensor:
@@ -70,12 +63,8 @@ def divided(factor: Factor) -> Tensor:
     return factor.numerator / factor.denominator if isinstance(factor, Quotient) else factor
 
 
-def add(x: Tensor, y: Tensor, weight: Number, factor: Factor | None = None) -> Tensor:
-    """``x + weight * factor * y``."""
-    if isinstance(factor, Quotient):
-        return addcdiv(x, factor.numerator * y, factor.denominator, weight)
-    if factor is not None:
-        y = factor * y
+def add(x: Tensor, y: Tensor, weight: Number) -> Tensor:
+    """``x + weight * y``."""
     return x + weight * y if isinstance(weight, Tensor) else torch.add(x, y, alpha=weight)
 
 
@@ -84,13 +73,18 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, weight: Number) -> Tensor:
     return x + weight * a * b if isinstance(weight, Tensor) else torch.addcmul(x, a, b, value=weight)
 
 
-def addcdiv(x: Tensor, a: Tensor, b: Tensor, weight: Number, factor: Factor | None = None) -> Tensor:
-    """``x + weight * factor * a / b``."""
-    if isinstance(factor, Quotient):
-        a, b = factor.numerator * a, factor.denominator * b
-    elif factor is not None:
-        a = factor * a
+def addcdiv(x: Tensor, a: Tensor, b: Tensor, weight: Number) -> Tensor:
+    """``x + weight * a / b``."""
     return x + weight * a / b if isinstance(weight, Tensor) else torch.addcdiv(x, a, b, value=weight)
+
+
+def add_scaled(x: Tensor, factor: Factor, a: Tensor, weight: Number, by: Tensor | None = None) -> Tensor:
+    """``x + weight * factor * a / by``, with at most one division."""
+    if isinstance(factor, Quotient):
+        a, by = factor.numerator * a, factor.denominator if by is None else factor.denominator * by
+    else:
+        a = factor * a
+    return add(x, a, weight) if by is None else addcdiv(x, a, by, weight)
 
 
 def lerp(x: Tensor, y: Tensor, weight: Number) -> Tensor:
@@ -104,6 +98,11 @@ def as_scalar(x: Number, dtype: torch.dtype) -> Tensor:
     The tensor is on the CPU, whatever the default device: operations read it from there without synchronizing.
     """
     return x if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype, device="cpu")
+
+
+def at_least(x: Number, floor: float) -> Number:
+    """The larger of a scalar and a constant, without a host synchronization if the scalar is a tensor."""
+    return x.clamp_min(floor) if isinstance(x, Tensor) else max(x, floor)
 
 
 def clamp(x: Tensor, low: Number, high: Number) -> Tensor:
@@ -151,39 +150,3 @@ def squarable_or_zero(x: Tensor) -> Tensor:
     # for all others.
     scale = 2.0 ** (exponent // 2 + 4)
     return torch.nan_to_num(x * scale, nan=0.0, posinf=0.0, neginf=0.0) * (1 / scale)
-
-
-_ROOT: Final = (
-    0.19947443404195642,
-    0.09941380125851447,
-    0.02661719158488317,
-    0.004513535179824006,
-    0.002745906358431786,
-    -0.0008561824681374186,
-    0.0005914716410608891,
-    -0.0001363501882502475,
-    1.8672712939387624e-05,
-)
-"""Coefficients, from z to z^9, of a polynomial that approximates the fourth root of 1 / (1 - s) on [0, 5.5]."""
-
-
-def normal_as_quotient(z: Tensor) -> Quotient:
-    r"""Probability that a standard normal variable is closer to zero than :math:`z \ge 0`, in float32.
-
-    .. math::
-        s(z) = \operatorname{erf}(z / \sqrt 2) \approx 1 - 1 / p(z)^4
-
-    with a polynomial :math:`p` of degree nine, as in Abramowitz and Stegun 7.1.28. The error is below 1e-6.
-
-    Example:
-        >>> divided(normal_as_quotient(torch.tensor([0.0, 1.0, 100.0])))
-        tensor([0.0000, 0.6827, 1.0000])
-    """
-    z = torch.clamp_max(z, 5.5)  # there 1 - s is 4e-8, and the power is far from overflow
-    p = z * _ROOT[-1] + _ROOT[-2]
-    for coefficient in _ROOT[-3::-1]:
-        p = z * p + coefficient
-    p = z * p + 1.0
-    p = p * p
-    p = p * p
-    return Quotient(p - 1.0, p)

@@ -19,19 +19,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from cprop.conformity import MEASURES, measure_name
-from cprop.moments import PREFIX, STEP
+from cprop.measures import MEASURES, measure_name
+from cprop.statistics import PREFIX, STEP
 
 __all__ = [
     "MEASURE",
     "CheckpointError",
     "all_or_none",
+    "as_checkpoint_errors",
     "check_counter",
     "check_tensor",
     "is_placeholder",
     "match",
     "merge_settings",
-    "refusing_what_does_not_fit",
 ]
 
 
@@ -40,7 +40,7 @@ class CheckpointError(ValueError):
 
 
 @contextmanager
-def refusing_what_does_not_fit() -> Iterator[None]:
+def as_checkpoint_errors() -> Iterator[None]:
     """Turn any exception while reading a checkpoint into a :class:`CheckpointError`."""
     try:
         yield

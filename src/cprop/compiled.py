@@ -1,4 +1,4 @@
-"""Rules as compiled kernels, traced once per kind of input.
+"""Rules as compiled kernels, traced once per signature.
 
 A rule is traced on vectors whose length is an argument, with its scalars in one small tensor. So
 neither a new shape nor a new learning rate recompiles the kernel. A kernel ignores the tensors'
@@ -21,10 +21,22 @@ import torch
 from torch import Tensor
 
 from cprop.arithmetic import Number
-from cprop.conformity import Measure, for_cpu_kernels
+from cprop.measures import KernelMeasure, Measure, for_cpu_kernels
 from cprop.rules import Rule, apply
 
-__all__ = ["LONG", "Call", "Kernel", "Kind", "Packed", "cached", "in_one_tensor", "kernel", "pack", "traced", "vector"]
+__all__ = [
+    "LONG",
+    "Call",
+    "Kernel",
+    "Packed",
+    "Signature",
+    "cached",
+    "get_kernel",
+    "in_one_tensor",
+    "pack",
+    "traced",
+    "vector",
+]
 
 Kernel = Callable[..., Any]
 
@@ -110,7 +122,7 @@ def in_one_tensor(numbers: Sequence[Number], dtype: torch.dtype, device: torch.d
     return packed if device.type == "cpu" else packed.to(device, non_blocking=True)
 
 
-class Kind(NamedTuple):
+class Signature(NamedTuple):
     """What the inputs of a kernel have in common, besides the rule."""
 
     names: tuple[str, ...]
@@ -155,20 +167,20 @@ def cached(measure: str | Measure, key: Hashable, build: Callable[[], Kernel]) -
     return kernels[key]
 
 
-def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Kernel:
+def get_kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], signature: Signature) -> Kernel:
     """A function ``kernel(length, *tensors, numbers)`` that runs a rule and writes its results in place.
 
     Args:
         rule: the rule to compile.
         flags: its flags: a named tuple with the field ``measure``, or the measure alone.
         structure: the structure of its scalars, from :func:`pack`.
-        kind: the kind of its tensors, which are passed in the order of ``kind.names``.
+        signature: of its tensors, which are passed in the order of ``signature.names``.
     """
-    names, dtypes, device, long = kind
+    names, dtypes, device, long = signature
     measure = getattr(flags, "measure", flags)
 
     def build() -> Kernel:
-        own: Any = measure_in_kernels(measure, device, kind.number_dtype)
+        own: Any = measure_in_kernels(measure, device, signature.number_dtype)
         own = own if measure is flags else flags._replace(measure=own)
 
         def run(length: int, *arguments: Tensor) -> tuple[()]:
@@ -181,16 +193,16 @@ def kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], kind: Kind) -> Ke
         example: list[Any] = [
             _TRACING_LENGTH,
             *(vector(device, dtype) for dtype in dtypes),
-            torch.empty(how_many(structure), dtype=kind.number_dtype, device=device),
+            torch.empty(how_many(structure), dtype=signature.number_dtype, device=device),
         ]
         return traced(run, example, threads=long)
 
     others = None if measure is flags else flags._replace(measure=None)
-    return cached(measure, (rule, others, structure, kind), build)
+    return cached(measure, (rule, others, structure, signature), build)
 
 
-def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | Measure:
-    """The measure that a kernel uses for a device and dtype."""
+def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | KernelMeasure:
+    """The form of a measure in a kernel for a device and dtype."""
     return for_cpu_kernels(measure) if device.type == "cpu" and dtype == torch.float32 else measure
 
 

@@ -16,12 +16,13 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from cprop import compiled
 from cprop.arithmetic import Number
-from cprop.rules import Rule, apply, usable, write
+from cprop.measures import is_built_in
+from cprop.rules import Rule, apply, with_finite_grad, write
 from cprop.sharding import PLAIN, local
 from cprop.storage import load
 from cprop.tensor_list import TensorList
 
-__all__ = ["Job", "Way", "choose", "prepare"]
+__all__ = ["Implementation", "Job", "choose_implementation", "prepare", "run_all"]
 
 
 Row: TypeAlias = tuple[Tensor, ...]
@@ -43,26 +44,26 @@ class Job(NamedTuple):
     """The current step."""
 
 
-class Way(Enum):
+class Implementation(Enum):
     """The implementations of a rule. Results are the same up to rounding."""
 
-    TENSOR_BY_TENSOR = "tensor by tensor"
+    FOR_LOOP = "for-loop"
     FOREACH = "foreach"
     FUSED = "fused"
 
 
-def choose(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Way:
+def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Implementation:
     """The implementation that torch would choose for these parameters and flags."""
     if foreach and fused:
         raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
     if fused:
-        return Way.FUSED
+        return Implementation.FUSED
     if foreach is None and fused is None:
         _, foreach = _default_to_fused_or_foreach(list(params), differentiable=False)
-    return Way.FOREACH if foreach else Way.TENSOR_BY_TENSOR
+    return Implementation.FOREACH if foreach else Implementation.FOR_LOOP
 
 
-def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> list[Callable[[], None]]:
+def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, implementation: Implementation) -> list[Callable[[], None]]:
     """Prepare a rule for the parameters of a group, and return the functions that run it.
 
     Everything that can fail happens here, such as checking tensors and compiling kernels. So a step either updates
@@ -70,12 +71,15 @@ def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, way: Way) -> list[Calla
     """
     if torch.compiler.is_compiling():
         # The caller compiles the whole step, so run the rule itself.
-        way = Way.TENSOR_BY_TENSOR
+        implementation = Implementation.FOR_LOOP
+    if implementation is Implementation.FOREACH and not is_built_in(getattr(flags, "measure", flags)):
+        # A list of tensors supports only what rules and built-in measures use.
+        implementation = Implementation.FOR_LOOP
     runs = []
     for job in jobs:
         for row in job.rows:
             require_one_shape(job.names, row)
-        runs.append(_PREPARE[way](rule, job, flags))
+        runs.append(_PREPARE[implementation](rule, job, flags))
     return runs
 
 
@@ -108,7 +112,7 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def run_tensor_by_tensor(rule: Rule, job: Job, flags: Any) -> None:
+def run_for_loop(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule as a for-loop over parameters: the reference implementation."""
     for row in job.rows:
         apply(rule, dict(zip(job.names, map(elements, row), strict=True)), job.scalars, flags, job.t)
@@ -136,7 +140,7 @@ def run_lists(rule: Rule, job: Job, flags: Any) -> None:
     stored = dict(zip(job.names, map(list, zip(*job.rows, strict=True)), strict=True))
     # A TensorList supports every operation that a rule uses, but is not a Tensor for the type checker.
     working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
-    for name, updated in rule(usable(working), job.scalars, flags).items():
+    for name, updated in rule(with_finite_grad(working), job.scalars, flags).items():
         results = cast("TensorList", updated).tensors
         if stored[name][0].dtype == results[0].dtype:
             torch._foreach_copy_(stored[name], results)
@@ -170,7 +174,7 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
     This loop dominates a step with many small parameters, so it uses ``map`` over C functions.
     """
     packed: dict[Any, compiled.Packed] = {}
-    kernels: dict[compiled.Kind, tuple[compiled.Kernel, Tensor]] = {}
+    kernels: dict[compiled.Signature, tuple[compiled.Kernel, Tensor]] = {}
     calls: list[Callable[[], object]] = []
     plain = are_plain(job.rows)
     for row in job.rows:
@@ -178,18 +182,18 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
         if not plain:
             inputs = tuple(map(elements, row))
             if not in_one_order(inputs):
-                calls.append(partial(run_tensor_by_tensor, rule, job._replace(rows=[row]), flags))
+                calls.append(partial(run_for_loop, rule, job._replace(rows=[row]), flags))
                 continue
         count, device = inputs[0].numel(), inputs[0].device
         long = count >= compiled.LONG or device.type != "cpu"
-        kind = compiled.Kind(job.names, tuple(map(_DTYPE, inputs)), device, long)
-        if kind not in kernels:
-            place = (kind.number_dtype, device)
+        signature = compiled.Signature(job.names, tuple(map(_DTYPE, inputs)), device, long)
+        if signature not in kernels:
+            place = (signature.number_dtype, device)
             if place not in packed:
                 packed[place] = compiled.pack(compiled.Call(job.scalars, job.t), *place)
             numbers, structure = packed[place]
-            kernels[kind] = compiled.kernel(rule, flags, structure, kind), numbers
-        kernel, numbers = kernels[kind]
+            kernels[signature] = compiled.get_kernel(rule, flags, structure, signature), numbers
+        kernel, numbers = kernels[signature]
         if count:
             calls.append(partial(kernel, count, *inputs, numbers))
     return partial(run_all, calls)
@@ -226,7 +230,7 @@ def deferred(run: Callable[[Rule, Job, Any], None]) -> Callable[[Rule, Job, Any]
 
 
 _PREPARE: Final = {
-    Way.TENSOR_BY_TENSOR: deferred(run_tensor_by_tensor),
-    Way.FOREACH: deferred(run_foreach),
-    Way.FUSED: prepare_fused,
+    Implementation.FOR_LOOP: deferred(run_for_loop),
+    Implementation.FOREACH: deferred(run_foreach),
+    Implementation.FUSED: prepare_fused,
 }

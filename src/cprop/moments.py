@@ -1,151 +1,115 @@
-r"""The running mean and mean square of each element's gradient, and the resulting scale.
-
-.. math::
-    m_t &= \beta m_{t-1} + (1 - \beta) g_t   & \hat m_t &= m_t / (1 - \beta^t) \\
-    v_t &= \beta v_{t-1} + (1 - \beta) g_t^2 & \hat v_t &= v_t / (1 - \beta^t)
-
-The state of a parameter is a dictionary with the keys below. The prefix ``cprop_`` keeps them apart
-from an inner optimizer's keys in the same ``state_dict``.
-"""
+"""The statistics that a measure reads, and the scalars that correct them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, addcmul, lerp, one_minus_power
-from cprop.conformity import Corrections, Measure, Moments, finite, needs_mean_abs, scale_of
+from cprop.arithmetic import TINY, Number, addcmul, at_least
 
-__all__ = ["AVERAGES", "EARLIER", "MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
-
-PREFIX: Final = "cprop_"
-STEP: Final = "cprop_step"
-r"""Number of gradients this parameter has seen: one counter per parameter, not one per optimizer.
-
-After :math:`\beta` is raised, the equivalent number for the new value: see :func:`steps_at`.
-"""
-EARLIER: Final = "cprop_earlier"
-r"""Number of gradients no longer counted in ``STEP`` because :math:`\beta` was raised; absent if it never was."""
-MEAN: Final = "cprop_m"
-MEAN_SQUARE: Final = "cprop_v"
-MEAN_ABS: Final = "cprop_a"
-AVERAGES: Final = (MEAN, MEAN_SQUARE, MEAN_ABS)
+__all__ = ["Corrections", "Moments"]
 
 
-class StatisticsScalars(NamedTuple):
-    """The scalars for one step of the statistics, computed once for all elements."""
-
-    beta: Number
-    weight: Number
-    """Weight of a new gradient in the averages, 1 - beta."""
-    c: Number
-    unbounded: bool
-    """Whether ``c`` may be infinite without it being known: a tensor is not read."""
-    corrections: Corrections
-
-
-def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | None = None) -> StatisticsScalars:
-    r"""The scalars of a parameter group at a parameter's step ``t``.
-
-    .. math::
-        n_t = \frac{1 - \beta^t}{1 - \beta} = 1 + \frac{\beta (1 - \beta^{t-1})}{1 - \beta}
-
-    The second form is exactly one at :math:`t = 1` in any precision.
+class Corrections(NamedTuple):
+    r"""The scalars that turn running averages into statistics, computed once per step for all elements.
 
     Args:
-        group: a param group, with ``cprop_beta``, ``cprop_c`` and ``cprop_eps``.
-        t: gradients seen by the mean.
-        square_t: gradients seen by the mean square, if that is shared with Adam; ``t`` by default.
+        n: effective number of gradients in the averages, :math:`n_t = (1-\beta^t)/(1-\beta)`.
+        eps: the :math:`\epsilon` of Algorithm 1.
+        b: bias correction of the mean, :math:`1 - \beta^t`.
+        b_v: bias correction of the mean square.
+        k_m: :math:`1 / (n_t - 1 + \epsilon)`; zero if :math:`n_t = 1`, since one gradient has no variance.
+        k_v: :math:`k_m b^2 / b_v`.
+        k_eps: :math:`b\,\epsilon`, never zero.
     """
-    beta = group["cprop_beta"]
-    corrections = Corrections.of(
-        n=1 + beta * one_minus_power(beta, t - 1) / (1 - beta),
-        eps=group["cprop_eps"],
-        b=one_minus_power(beta, t),
-        b_v=one_minus_power(beta, t if square_t is None else square_t),
-    )
-    c, unbounded = group["cprop_c"], isinstance(group["cprop_c"], Tensor)
-    c = c if unbounded or math.isinf(c) else finite(c)
-    return StatisticsScalars(beta, 1 - beta, c, unbounded, corrections)
+
+    n: Number
+    eps: Number
+    b: Number
+    b_v: Number
+    k_m: Number
+    k_v: Number
+    k_eps: Number
+
+    @classmethod
+    def of(cls, n: Number, eps: Number, b: Number = 1.0, b_v: Number = 1.0) -> Corrections:
+        """Compute all scalars from the four independent ones."""
+        # n - 1 is zero at t = 1 and at least beta afterwards. At t = 1 Algorithm 1 divides a variance of zero by
+        # epsilon. Stored averages are rounded, so their variance may not be zero, and 1 / epsilon would amplify it.
+        k_m = 1 / at_least(n - 1 + eps, 1e-8)
+        k_m = torch.where(n > 1, k_m, 0.0) if isinstance(n, Tensor) else k_m if n > 1 else 0.0
+        return cls(n, eps, b, b_v, k_m, k_m * b * b / b_v, at_least(eps * b, TINY))
 
 
-def steps_at(beta: float, t: float, before: float) -> float:
-    r"""The step at which averages with the new :math:`\beta` have the same effective number of gradients as now.
+class Moments(NamedTuple):
+    r"""Statistics of each element's past gradients: the only input of a measure.
 
-    .. math::
-        \frac{1 - \beta^{t'}}{1 - \beta} = \frac{1 - \beta_0^t}{1 - \beta_0} = n_t
-
-    From there, :math:`n \leftarrow 1 + \beta n` and :math:`\hat m \leftarrow \hat m + (g - \hat m) / n` hold as for a
-    constant :math:`\beta`. A smaller :math:`\beta` already bounds :math:`n`, so the step does not change.
+    The averages are stored uncorrected, together with their bias corrections, so that a measure
+    computes only what it reads. Use :meth:`of` to build one from bias-corrected averages.
 
     Args:
-        beta: the new horizon.
-        t: the step.
-        before: the previous horizon.
-
-    Example:
-        >>> round(steps_at(0.9999, t=50_000, before=0.999))  # a mean of 1,000 gradients, not of 10,000
-        1054
+        m: running mean of the gradient.
+        v: running mean of the squared gradient.
+        k: the scalars of this step.
+        a: running mean of the absolute gradient; ``None`` unless the measure needs it.
     """
-    if beta <= before:
-        return t
-    n = one_minus_power(before, t) / (1 - before)
-    return math.log1p(-n * (1 - beta)) / math.log(beta)
 
+    m: Tensor
+    v: Tensor
+    k: Corrections
+    a: Tensor | None = None
 
-def running_mean(mean: Tensor, x: Tensor, weight: Number) -> Tensor:
-    r""":math:`\beta m + (1 - \beta) x`, with the weight :math:`1 - \beta`."""
-    return lerp(mean, x, weight)
+    @classmethod
+    def of(cls, m_hat: Tensor, v_hat: Tensor, n: Number, eps: Number, a_hat: Tensor | None = None) -> Moments:
+        """Build from bias-corrected averages."""
+        return cls(m_hat, v_hat, Corrections.of(n, eps), a_hat)
 
+    @property
+    def m_hat(self) -> Tensor:
+        r"""Bias-corrected mean, :math:`\hat m_t`."""
+        return self.m / self.k.b
 
-def running_mean_square(mean_square: Tensor, x: Tensor, beta: Number, weight: Number) -> Tensor:
-    r""":math:`\beta v + (1 - \beta) x^2`, with the weight :math:`1 - \beta`."""
-    return addcmul(mean_square * beta, x, x, weight)
+    @property
+    def v_hat(self) -> Tensor:
+        r"""Bias-corrected mean square, :math:`\hat v_t`."""
+        return self.v / self.k.b_v
 
+    @property
+    def a_hat(self) -> Tensor:
+        r"""Bias-corrected mean absolute value, :math:`\hat a_t`."""
+        if self.a is None:
+            raise ValueError(
+                "this measure needs the running mean of |g|: pass it as a_hat=..., or choose a measure that does "
+                "not need it, such as 'normal'"
+            )
+        return self.a / self.k.b
 
-def observe(
-    g: Tensor, state: Mapping[str, Tensor], h: StatisticsScalars, mean_square: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The statistics after one more gradient.
+    @property
+    def z(self) -> Tensor:
+        r"""Distance of the mean from zero in standard errors, :math:`|\hat m_t| / \sigma_t` (Algorithm 1).
 
-    Args:
-        g: the raw gradient, before any weight decay; its sign does not matter.
-        state: the tensors under ``MEAN``, ``MEAN_SQUARE`` and, if present, ``MEAN_ABS``.
-        h: the scalars of this step.
-        mean_square: the new mean square, if it is shared with the algorithm.
-    """
-    seen = {MEAN: running_mean(state[MEAN], g, h.weight)}
-    if mean_square is None:
-        seen[MEAN_SQUARE] = running_mean_square(state[MEAN_SQUARE], g, h.beta, h.weight)
-    if MEAN_ABS in state:
-        seen[MEAN_ABS] = running_mean(state[MEAN_ABS], torch.abs(g), h.weight)
-    return seen
+        .. math::
+            \sigma_t = \sqrt{\max(\hat v_t - \hat m_t^2, 0) / (n_t - 1 + \epsilon)} + \epsilon
 
+        Both sides of the quotient are multiplied by the bias correction :math:`b` of the mean, which
+        avoids dividing every element by a scalar:
 
-def moments_from(
-    state: Mapping[str, Tensor],
-    h: StatisticsScalars,
-    measure: str | Measure,
-    mean_square: Tensor | None = None,
-) -> Moments:
-    """The input of a measure; ``mean_square`` as in :func:`observe`."""
-    return Moments(
-        m=state[MEAN],
-        v=state[MEAN_SQUARE] if mean_square is None else mean_square,
-        k=h.corrections,
-        a=state[MEAN_ABS] if needs_mean_abs(measure) else None,
-    )
+        .. math::
+            z_t = \frac{|m_t|}{\sqrt{\max(k_v v_t - k_m m_t^2, 0)} + b\,\epsilon}, \qquad
+            k_m = \frac{1}{n_t - 1 + \epsilon}, \quad k_v = k_m b^2 / b_v
 
+        At :math:`t = 1` both are zero: one gradient has no variance, so the first step is not scaled.
+        The difference is accurate to about ``8 * finfo.eps * v``. If all gradients are equal, the exact standard error
+        is zero, but rounding noise would make it positive; :math:`k_v` is therefore reduced by that relative amount.
+        Otherwise this changes the scale by less than 1e-6. Zero divided by zero is zero: an element that has
+        never seen a gradient has no known sign.
 
-def scale_from(
-    state: Mapping[str, Tensor],
-    h: StatisticsScalars,
-    measure: str | Measure,
-    mean_square: Tensor | None = None,
-) -> Factor:
-    """The scale from the statistics; ``mean_square`` as in :func:`observe`."""
-    return scale_of(moments_from(state, h, measure, mean_square), h.c, measure, h.unbounded)
+        Example:
+            >>> Moments.of(torch.tensor(2.0), torch.tensor(8.0), n=5.0, eps=0.0).z
+            tensor(2.0000)
+        """
+        rounding = 8 * torch.finfo(self.m.dtype).eps
+        variance = torch.relu(addcmul(self.v * (self.k.k_v * (1 - rounding)), self.m, self.m, -self.k.k_m))
+        return torch.abs(self.m) / (torch.sqrt(variance) + self.k.k_eps)

@@ -15,7 +15,7 @@ from torch import Tensor
 from cprop.arithmetic import Number, squarable_or_zero
 from cprop.storage import load, store
 
-__all__ = ["GRAD", "PARAM", "Rule", "apply", "usable", "write"]
+__all__ = ["GRAD", "PARAM", "Rule", "apply", "with_finite_grad", "write"]
 
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
@@ -26,12 +26,12 @@ GRAD: Final = "grad"
 
 def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
     """Run a rule on stored tensors at compute precision, and write the results back."""
-    working = usable({name: load(tensor) for name, tensor in stored.items()})
+    working = with_finite_grad({name: load(tensor) for name, tensor in stored.items()})
     for name, updated in rule(working, scalars, flags).items():
         write(name, stored[name], updated, t)
 
 
-def usable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_finite_grad(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace gradient elements that are NaN, infinite, or too large to square with zero.
 
     One such element would stay in a running average forever. Zeroing it is the only element-wise
@@ -40,7 +40,7 @@ def usable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Example:
         >>> import torch
-        >>> usable({GRAD: torch.tensor([1.0, torch.nan, -torch.inf])})
+        >>> with_finite_grad({GRAD: torch.tensor([1.0, torch.nan, -torch.inf])})
         {'grad': tensor([1., 0., 0.])}
     """
     return {**tensors, GRAD: squarable_or_zero(tensors[GRAD])} if GRAD in tensors else tensors

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LRScheduler
 
 import cprop
-from cprop.moments import PREFIX
+from cprop.statistics import PREFIX
 from cprop_lab import measures
 from cprop_lab.schedule_free import ScheduleFreeCProp
 from cprop_lab.specification import Setting, Specification

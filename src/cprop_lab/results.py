@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-import cprop.files
+import cprop.checkpoint_files
 from cprop_lab import optimizers, workloads
 from cprop_lab.specification import NUMERICS, Specification, identity
 
@@ -189,7 +189,7 @@ class Store:
         """Keep where a run is; the one before is replaced once this one is whole."""
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
-            cprop.files.save(checkpoint, local)
+            cprop.checkpoint_files.save(checkpoint, local)
             self._write(f"checkpoints/{name}.pt", local.read_bytes())
 
     def load_checkpoint(self, name: str) -> Any:
@@ -204,7 +204,7 @@ class Store:
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
             local.write_bytes(contents)
-            return cprop.files.load(local)
+            return cprop.checkpoint_files.load(local)
 
     def forget_checkpoint(self, name: str) -> None:
         """Drop the checkpoint of a run that has ended, or that is damaged."""

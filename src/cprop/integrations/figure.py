@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from cprop.summary import BINS, Sample
+from cprop.diagnostics.summary import BINS, Sample
 
 __all__ = ["scale_over_time"]
 
@@ -25,7 +25,7 @@ def scale_over_time(samples: Sequence[Sample], title: str = "") -> Figure:
         ValueError: if there are fewer than two samples.
 
     Example:
-        >>> from cprop.summary import Layer
+        >>> from cprop.diagnostics.summary import Layer
         >>> layer = Layer(2, 0.5, (1 / BINS,) * BINS, 0.0, 0.0, signal=1.0, noise=4.0, signal_error=0.1)
         >>> figure = scale_over_time([Sample(step, layer, {"fc": layer}) for step in (1, 2, 3)])
         >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 
-from cprop.monitor import Monitor
+from cprop.diagnostics.monitor import Monitor
+from cprop.diagnostics.summary import Sample
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.summary import Sample
 
 __all__ = ["MonitorCallback"]
 

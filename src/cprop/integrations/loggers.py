@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cprop.monitor import Sink
-from cprop.summary import BINS, Sample
+from cprop.diagnostics.monitor import Sink
+from cprop.diagnostics.summary import BINS, Sample
 
 __all__ = ["json_lines", "mlflow", "tensorboard", "wandb"]
 
@@ -20,7 +20,7 @@ def json_lines(path: str | Path) -> Sink:
 
     Example:
         >>> import tempfile
-        >>> from cprop.summary import Layer
+        >>> from cprop.diagnostics.summary import Layer
         >>> layer = Layer(2, 0.5, (0.0,) * BINS, 0.0, 0.0, signal=1.0, noise=4.0, signal_error=0.1)
         >>> path = Path(tempfile.mkdtemp()) / "cprop.jsonl"
         >>> json_lines(path)(Sample(7, layer, {}))

@@ -8,8 +8,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from cprop.monitor import Monitor, Sink
-from cprop.summary import Layer, Sample
+from cprop.diagnostics.monitor import Monitor, Sink
+from cprop.diagnostics.summary import Layer, Sample
 
 __all__ = ["printer", "table"]
 

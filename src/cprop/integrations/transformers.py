@@ -8,9 +8,9 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from cprop.monitor import Monitor, Sink
+from cprop.diagnostics.monitor import Monitor, Sink
+from cprop.diagnostics.summary import Sample
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.summary import Sample
 
 __all__ = ["MonitorCallback"]
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Never
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add, clamp
-from cprop.moments import StatisticsScalars
+from cprop.arithmetic import Number, add_scaled, clamp
+from cprop.measures import Measure
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
-from cprop.optimizers.base import (
-    Options,
-    check_non_negative,
-    complete,
-    require,
-)
+from cprop.optimizers.settings import arguments, check_non_negative, require
 from cprop.rules import PARAM
+from cprop.statistics import StatisticsScalars
 
 __all__ = ["CPropAdaBound"]
 
@@ -34,7 +30,7 @@ def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> d
     """One step of AdaBound, with the update multiplied by the conformity scale."""
     p, exp_avg, mean_square, scale, updated = adam_step(x, h.adam, flags)
     rate = clamp(h.step_size / (torch.sqrt(mean_square) + h.adam.eps), h.lower, h.upper)
-    updated[PARAM] = add(p, rate * exp_avg, -1, scale)
+    updated[PARAM] = add_scaled(p, scale, rate * exp_avg, -1)
     return updated
 
 
@@ -65,9 +61,17 @@ class CPropAdaBound(AdamFamily):
         eps: Adam's :math:`\epsilon`.
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsbound: whether to divide by the running maximum of the mean square.
+        maximize: maximize the objective instead of minimizing it.
+        foreach: whether to use the foreach implementation; by default, as torch would choose.
+        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
+        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
+            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
-        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's settings, as in
-            :class:`CPropAdam`.
+        cprop_beta: horizon :math:`\beta` of the statistics.
+        cprop_c: overconfidence :math:`c`; infinity gives plain AdaBound.
+        cprop_eps: :math:`\epsilon` of the standard error.
+        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
 
     Example:
         >>> import torch, cprop
@@ -94,24 +98,19 @@ class CPropAdaBound(AdamFamily):
         weight_decay: float = 0.0,
         amsbound: bool = False,
         *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        **options: Unpack[Options],
+        cprop_beta: float = 0.999,
+        cprop_c: float = 1.0,
+        cprop_eps: float = 1e-8,
+        cprop_measure: str | Measure = "normal",
+        cprop_state_dtype: str = "float32",
+        **unknown: Never,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "base_lr": None,
-                "betas": betas,
-                "final_lr": final_lr,
-                "gamma": gamma,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "amsbound": amsbound,
-                "decoupled_weight_decay": decoupled_weight_decay,
-                **complete(options),
-            },
-        )
+        super().__init__(params, {**arguments(locals()), "base_lr": None})
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
@@ -134,7 +133,7 @@ class CPropAdaBound(AdamFamily):
         final_lr = group["final_lr"] * (group["lr"] / base_lr if base_lr else 1.0)
         return AdaBoundScalars(
             adam=adam,
-            step_size=adam.step_size * adam.bias_correction2_sqrt.value,
+            step_size=adam.step_size * adam.bias_correction2_sqrt,
             lower=final_lr * (1 - 1 / (group["gamma"] * t + 1)),
             upper=final_lr * (1 + 1 / (group["gamma"] * t)),
         )

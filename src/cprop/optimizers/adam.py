@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Never
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Divisor, Factor, Number, add, addcdiv, divide, one_minus_power
-from cprop.conformity import Measure
-from cprop.moments import (
+from cprop.arithmetic import Factor, Number, add, add_scaled, divide, one_minus_power
+from cprop.measures import Measure
+from cprop.optimizers.native import NativeOptimizer
+from cprop.optimizers.settings import arguments, check_betas, check_non_negative
+from cprop.rules import GRAD, PARAM
+from cprop.statistics import (
     MEAN_SQUARE,
     StatisticsScalars,
-    observe,
     running_mean,
     running_mean_square,
     scale_from,
+    update_statistics,
 )
-from cprop.optimizers.base import (
-    NativeOptimizer,
-    Options,
-    check_betas,
-    check_non_negative,
-    complete,
-)
-from cprop.rules import GRAD, PARAM
 
 __all__ = ["CPropAdam", "CPropAdamW"]
 
@@ -40,7 +35,8 @@ class AdamScalars(NamedTuple):
     eps: Number
     step_size: Number
     """Learning rate divided by the first bias correction."""
-    bias_correction2_sqrt: Divisor
+    bias_correction2_sqrt: Number
+    inverse_bias_correction2_sqrt: Number
     weight_decay: Number
     shrink: Number
     """Factor of decoupled decay on the parameter, 1 - lr * weight_decay."""
@@ -80,7 +76,7 @@ def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> Adam
     exp_avg_sq = running_mean_square(x["exp_avg_sq"], d, h.beta2, h.weight2)
 
     shared = None if MEAN_SQUARE in x else exp_avg_sq
-    updated = observe(g, x, h.statistics, shared)
+    updated = update_statistics(g, x, h.statistics, shared)
     scale = scale_from(updated, h.statistics, flags.measure, shared)
 
     updated |= {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
@@ -93,8 +89,8 @@ def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> Adam
 def adam(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> dict[str, Tensor]:
     """One step of Adam, with the update multiplied by the conformity scale."""
     p, exp_avg, mean_square, scale, updated = adam_step(x, h, flags)
-    denominator = divide(torch.sqrt(mean_square), h.bias_correction2_sqrt) + h.eps
-    updated[PARAM] = addcdiv(p, exp_avg, denominator, -h.step_size, scale)
+    root = divide(torch.sqrt(mean_square), h.bias_correction2_sqrt, h.inverse_bias_correction2_sqrt)
+    updated[PARAM] = add_scaled(p, scale, exp_avg, -h.step_size, by=root + h.eps)
     return updated
 
 
@@ -122,13 +118,15 @@ class AdamFamily(NativeOptimizer):
 
     def _adam_scalars(self, group: Mapping[str, Any], t: Number, statistics: StatisticsScalars) -> AdamScalars:
         lr, (beta1, beta2) = group["lr"], group["betas"]
+        bias_correction2_sqrt = one_minus_power(beta2, t) ** 0.5
         return AdamScalars(
             weight1=1 - beta1,
             beta2=beta2,
             weight2=1 - beta2,
             eps=group["eps"],
             step_size=lr / one_minus_power(beta1, t),
-            bias_correction2_sqrt=Divisor.of(one_minus_power(beta2, t) ** 0.5),
+            bias_correction2_sqrt=bias_correction2_sqrt,
+            inverse_bias_correction2_sqrt=1 / bias_correction2_sqrt,
             weight_decay=group["weight_decay"],
             shrink=1 - lr * group["weight_decay"],
             statistics=statistics,
@@ -206,21 +204,19 @@ class CPropAdam(AdamFamily):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        **options: Unpack[Options],
+        cprop_beta: float = 0.999,
+        cprop_c: float = 1.0,
+        cprop_eps: float = 1e-8,
+        cprop_measure: str | Measure = "normal",
+        cprop_state_dtype: str = "float32",
+        **unknown: Never,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "amsgrad": amsgrad,
-                "decoupled_weight_decay": decoupled_weight_decay,
-                **complete(options),
-            },
-        )
+        super().__init__(params, arguments(locals()))
 
 
 class CPropAdamW(CPropAdam):
@@ -267,9 +263,19 @@ class CPropAdamW(CPropAdam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **options: Unpack[Options],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        fused: bool | None = None,
+        cprop_beta: float = 0.999,
+        cprop_c: float = 1.0,
+        cprop_eps: float = 1e-8,
+        cprop_measure: str | Measure = "normal",
+        cprop_state_dtype: str = "float32",
+        **unknown: Never,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
+        super().__init__(params, decoupled_weight_decay=True, **arguments(locals()))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Also called on loading: a checkpoint of Adam says L2, but AdamW always decouples, as in torch.

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Never
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add, addcdiv, addcmul
-from cprop.conformity import Measure
-from cprop.moments import (
+from cprop.arithmetic import Number, add, add_scaled, addcdiv, addcmul
+from cprop.measures import Measure
+from cprop.optimizers.native import NativeOptimizer
+from cprop.optimizers.settings import arguments, check_non_negative, require
+from cprop.rules import GRAD, PARAM
+from cprop.statistics import (
     MEAN_SQUARE,
     StatisticsScalars,
-    observe,
     running_mean,
     running_mean_square,
     scale_from,
+    update_statistics,
 )
-from cprop.optimizers.base import (
-    NativeOptimizer,
-    Options,
-    check_non_negative,
-    complete,
-    require,
-)
-from cprop.rules import GRAD, PARAM
 
 __all__ = ["CPropRMSprop"]
 
@@ -59,7 +54,7 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
     square_avg = running_mean_square(x["square_avg"], d, h.alpha, h.weight)
 
     shared = None if MEAN_SQUARE in x else square_avg
-    updated = observe(g, x, h.statistics, shared)
+    updated = update_statistics(g, x, h.statistics, shared)
     scale = scale_from(updated, h.statistics, flags.measure, shared)
 
     updated["square_avg"] = square_avg
@@ -71,9 +66,9 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
     if flags.momentum:
         buffer = addcdiv(x["momentum_buffer"] * h.momentum, d, rms, 1)
         updated["momentum_buffer"] = buffer
-        updated[PARAM] = add(p, buffer, -h.lr, scale)
+        updated[PARAM] = add_scaled(p, scale, buffer, -h.lr)
     else:
-        updated[PARAM] = addcdiv(p, d, rms, -h.lr, scale)
+        updated[PARAM] = add_scaled(p, scale, d, -h.lr, by=rms)
     return updated
 
 
@@ -95,8 +90,16 @@ class CPropRMSprop(NativeOptimizer):
         weight_decay: L2 penalty.
         momentum: momentum of the scaled gradient.
         centered: divide by the standard deviation instead of the root mean square.
-        options: ``maximize``, ``foreach``, ``fused``, ``capturable``, and CProp's settings, as in
-            :class:`CPropAdam`.
+        maximize: maximize the objective instead of minimizing it.
+        foreach: whether to use the foreach implementation; by default, as torch would choose.
+        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
+        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
+            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
+        cprop_beta: horizon :math:`\beta` of the statistics.
+        cprop_c: overconfidence :math:`c`; infinity gives plain RMSprop.
+        cprop_eps: :math:`\epsilon` of the standard error.
+        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
 
     Example:
         >>> import torch, cprop
@@ -122,20 +125,19 @@ class CPropRMSprop(NativeOptimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         centered: bool = False,
-        **options: Unpack[Options],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        fused: bool | None = None,
+        cprop_beta: float = 0.999,
+        cprop_c: float = 1.0,
+        cprop_eps: float = 1e-8,
+        cprop_measure: str | Measure = "normal",
+        cprop_state_dtype: str = "float32",
+        **unknown: Never,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "alpha": alpha,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "momentum": momentum,
-                "centered": centered,
-                **complete(options),
-            },
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Never
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add
-from cprop.conformity import Measure
-from cprop.moments import StatisticsScalars, observe, scale_from
-from cprop.optimizers.base import (
-    NativeOptimizer,
-    Options,
-    check_non_negative,
-    complete,
-    require,
-)
+from cprop.arithmetic import Number, add, add_scaled
+from cprop.measures import Measure
+from cprop.optimizers.native import NativeOptimizer
+from cprop.optimizers.settings import arguments, check_non_negative, require
 from cprop.rules import GRAD, PARAM
+from cprop.statistics import StatisticsScalars, scale_from, update_statistics
 
 __all__ = ["CPropSGD"]
 
@@ -43,7 +38,7 @@ class SGDFlags(NamedTuple):
 def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Tensor]:
     """One step of SGD, with the update multiplied by the conformity scale."""
     p, g = x[PARAM], x[GRAD]
-    updated = observe(g, x, h.statistics)
+    updated = update_statistics(g, x, h.statistics)
     scale = scale_from(updated, h.statistics, flags.measure)
 
     d = -g if flags.maximize else g
@@ -53,7 +48,7 @@ def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Te
         buffer = add(x["momentum_buffer"] * h.momentum, d, h.gain)
         updated["momentum_buffer"] = buffer
         d = add(d, buffer, h.momentum) if flags.nesterov else buffer
-    updated[PARAM] = add(p, d, -h.lr, scale)
+    updated[PARAM] = add_scaled(p, scale, d, -h.lr)
     return updated
 
 
@@ -110,19 +105,19 @@ class CPropSGD(NativeOptimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        **options: Unpack[Options],
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        fused: bool | None = None,
+        cprop_beta: float = 0.999,
+        cprop_c: float = 1.0,
+        cprop_eps: float = 1e-8,
+        cprop_measure: str | Measure = "normal",
+        cprop_state_dtype: str = "float32",
+        **unknown: Never,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-                **complete(options),
-            },
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)

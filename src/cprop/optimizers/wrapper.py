@@ -18,32 +18,22 @@ from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
 from cprop.arithmetic import divided
-from cprop.conformity import Measure, needs_mean_abs
-from cprop.execution import Job, Way, choose, prepare, run_all
-from cprop.moments import (
-    AVERAGES,
+from cprop.execution import Implementation, Job, choose_implementation, prepare, run_all
+from cprop.measures import Measure
+from cprop.optimizers.base import ConformityOptimizer
+from cprop.optimizers.settings import Settings, settings_of
+from cprop.optimizers.state import count_up, name_measures, read_state
+from cprop.rules import GRAD
+from cprop.sharding import local
+from cprop.statistics import (
     MEAN,
     MEAN_SQUARE,
     PREFIX,
     STEP,
     StatisticsScalars,
-    observe,
     scale_from,
-    statistics_scalars,
+    update_statistics,
 )
-from cprop.optimizers.base import (
-    ConformityOptimizer,
-    Settings,
-    count,
-    count_up,
-    name_measures,
-    new_counter,
-    new_state,
-    read_state,
-    settings_of,
-)
-from cprop.rules import GRAD
-from cprop.sharding import local
 
 __all__ = ["CProp"]
 
@@ -71,7 +61,7 @@ def observe_gradient(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapp
 
     The gradient is written back, so that its non-finite elements are zero for the inner optimizer too.
     """
-    return {GRAD: x[GRAD], **observe(x[GRAD], x, h)}
+    return {GRAD: x[GRAD], **update_statistics(x[GRAD], x, h)}
 
 
 def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: WrapperFlags) -> dict[str, Tensor]:
@@ -203,11 +193,11 @@ class CProp(ConformityOptimizer):
         self.inner.state = state
 
     def __getstate__(self) -> dict[str, Any]:
-        self._look_at_settings()
+        self._apply_edits()
         return {"inner": self.inner, "defaults": self.defaults}
 
     def __repr__(self) -> str:
-        return f"CProp around {self.inner!r}"
+        return f"CProp({self.inner!r})"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group to the inner optimizer. It may contain CProp's settings."""
@@ -231,10 +221,12 @@ class CProp(ConformityOptimizer):
         rescaled: list[Job] = []
         with self._statistics() as statistics:
             for group, params in moved:
-                flags, way = WrapperFlags(group["cprop_measure"]), self._way(params, group)
-                before, after = self._jobs(params, statistics, group)
-                observations += prepare(observe_gradient, before, flags, way)
-                scalings += prepare(rescale_update, after, flags, way)
+                flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
+                before, after = self._jobs(
+                    params, statistics, group, {GRAD: writable_gradient}, {MOVED: lambda p: p, SNAPSHOT: self._snapshot}
+                )
+                observations += prepare(observe_gradient, before, flags, implementation)
+                scalings += prepare(rescale_update, after, flags, implementation)
                 rescaled += after
             for _, params in moved:
                 count_up([statistics[p][STEP] for p in params])
@@ -310,12 +302,12 @@ class CProp(ConformityOptimizer):
         return kept[p].copy_(p)
 
     @staticmethod
-    def _way(params: list[Tensor], group: Mapping[str, Any]) -> Way:
+    def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
         """The inner optimizer's implementation, unless the wrapper has its own setting."""
         foreach, fused = group["cprop_foreach"], group["cprop_fused"]
         if foreach is None and fused is None:
             foreach, fused = group.get("foreach"), group.get("fused")
-        return choose(params, foreach, fused)
+        return choose_implementation(params, foreach, fused)
 
     def _start_statistics(self) -> None:
         """Allocate statistics for every parameter that already has inner state.
@@ -326,30 +318,7 @@ class CProp(ConformityOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if self.state.get(p) and STEP not in self.state[p]:
-                    self.state[p].update(empty_statistics(p, group))
-
-    def _jobs(
-        self, params: list[Tensor], statistics: Mapping[Tensor, dict[str, Any]], group: Mapping[str, Any]
-    ) -> tuple[list[Job], list[Job]]:
-        """Allocate missing statistics, and build the jobs for both halves of the step."""
-        for p in params:
-            if STEP not in statistics[p]:
-                statistics[p].update(empty_statistics(p, group))
-        needs_abs = needs_mean_abs(group["cprop_measure"])
-        jobs: dict[Any, tuple[Job, Job]] = {}
-        for p in params:
-            if needs_abs:
-                self._ensure_mean_abs(p, statistics[p], group)
-            own = {key: statistics[p][key] for key in AVERAGES if key in statistics[p]}
-            t = count(statistics[p][STEP], group) + 1
-            key = (t, *own)
-            if key not in jobs:
-                h = statistics_scalars(group, t)
-                jobs[key] = Job((GRAD, *own), [], h, t), Job((MOVED, SNAPSHOT, *own), [], h, t)
-            observation, scaling = jobs[key]
-            observation.rows.append((writable_gradient(p), *own.values()))
-            scaling.rows.append((p, self._snapshot(p), *own.values()))
-        return [observation for observation, _ in jobs.values()], [scaling for _, scaling in jobs.values()]
+                    self.state[p].update(self._placeholder(p, group))
 
     @contextmanager
     def _statistics(self) -> Iterator[Mapping[Tensor, dict[str, Any]]]:
@@ -374,7 +343,7 @@ class CProp(ConformityOptimizer):
         """The state of both optimizers as one ordinary ``state_dict``, loadable with ``weights_only=True``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        self._look_at_settings()
+        self._apply_edits()
         state_dict = name_measures(self._complete_state(self.inner.state_dict()))
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
@@ -387,9 +356,6 @@ class CProp(ConformityOptimizer):
         entries = (entry for entry in state_dict["state"].values() if isinstance(entry, Mapping))
         only_ours = all(str(key).startswith(PREFIX) for key in chain.from_iterable(entries))
         return super()._complete_state(state_dict) if only_ours else state_dict
-
-    def _placeholder(self, p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        return empty_statistics(p, group)
 
     def _known_settings(self) -> Collection[str]:
         # Any other setting belongs to the inner optimizer, which may change it.
@@ -422,11 +388,6 @@ class CProp(ConformityOptimizer):
             if statistics:
                 self.state[p].update(statistics)
         self._start_statistics()
-
-
-def empty_statistics(p: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Statistics before the first gradient."""
-    return {STEP: new_counter(p, group)} | {key: new_state(p, group) for key in (MEAN, MEAN_SQUARE)}
 
 
 def correlation(value: Any, other: Tensor | None) -> float:

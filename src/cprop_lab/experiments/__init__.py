@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from cprop.moments import PREFIX
+from cprop.statistics import PREFIX
 from cprop_lab import learning_rate, optimizers, scoreboard
 from cprop_lab.experiments import rates
 from cprop_lab.experiments.presets import PRESETS, Preset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from cprop.summary import Sample
+from cprop.diagnostics.summary import Sample
 
 __all__ = ["advice"]
 
@@ -13,7 +13,7 @@ PATIENCE: Final = 2_000
 """Number of steps that a condition must last before it is reported."""
 SURE: Final = 0.9
 """Mean conformity above which CProp has almost no effect. The scale cannot tell: with c = 8 pure noise has 0.91."""
-WORTH_A_WORD: Final = 0.1
+LEAST_FRACTION: Final = 0.1
 """Fraction of a layer below which nothing is reported."""
 
 
@@ -21,7 +21,7 @@ def advice(samples: Sequence[Sample]) -> Iterator[str]:
     """Advice from the samples of a run: the last one decides, the earlier ones tell for how long.
 
     Example:
-        >>> from cprop.summary import Layer
+        >>> from cprop.diagnostics.summary import Layer
         >>> half = Layer(10, 0.5, (), eps_dominates=0.4, silent=0.0, signal=1.0, noise=1.0, signal_error=0.0)
         >>> for line in advice([Sample(3000, half, {"layer4": half})]):
         ...     print(line)
@@ -41,7 +41,7 @@ def advice(samples: Sequence[Sample]) -> Iterator[str]:
             "from CProp (paper section 4.1); try three times as large"
         )
     for name, own in last.layers.items():
-        if own.eps_dominates >= WORTH_A_WORD:
+        if own.eps_dominates >= LEAST_FRACTION:
             yield (
                 f"eps dominates in {100 * own.eps_dominates:.0f} % of {name}: lower cprop_eps (down to 0), or CProp "
                 "slows down learning there"

@@ -19,7 +19,9 @@ from torch import Tensor
 from cprop import compiled
 from cprop.arithmetic import divided
 from cprop.compiled import LONG
-from cprop.conformity import Corrections, Measure, Moments, overconfident, resolve_measure
+from cprop.conformity import overconfident
+from cprop.measures import KernelMeasure, Measure, resolve_measure
+from cprop.moments import Corrections, Moments
 from cprop.sharding import local
 
 __all__ = ["BINS", "Layer", "Sample", "layer", "over_ranks", "sums", "together"]
@@ -163,10 +165,10 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
     numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
 
-    def run(function: Look, elements: Sequence[Tensor]) -> Tensor:
+    def run(function: Pass, elements: Sequence[Tensor]) -> Tensor:
         if not fused:
             return function(elements, numbers, group["cprop_measure"])
-        call = kernel(function, group["cprop_measure"], len(elements), number >= LONG, numbers.dtype, device)
+        call = get_kernel(function, group["cprop_measure"], len(elements), number >= LONG, numbers.dtype, device)
         found: tuple[Tensor] = call(len(elements[0]), *elements, numbers)
         return found[0]
 
@@ -179,11 +181,11 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
     return torch.cat([total, run(at_least, some).to(precise) * (number / len(some[0]))])
 
 
-Look: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
+Pass: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | KernelMeasure], Tensor]
 
 
-def kernel(
-    function: Look, measure: str | Measure, tensors: int, threads: bool, dtype: torch.dtype, device: torch.device
+def get_kernel(
+    function: Pass, measure: str | Measure, tensors: int, threads: bool, dtype: torch.dtype, device: torch.device
 ) -> compiled.Kernel:
     """One of the functions below as a kernel, for fused optimizers: they have a compiler."""
 
@@ -207,14 +209,16 @@ def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
     return Moments(m, v, Corrections(*numbers[1:].unbind()), rest[0] if rest else None)
 
 
-def conformity_and_scale(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> tuple[Tensor, Tensor]:
+def conformity_and_scale(
+    tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure
+) -> tuple[Tensor, Tensor]:
     """The conformity of a block of elements, and the resulting scale."""
     # Divide first: c may be infinite here, and infinity times a zero numerator is NaN.
     conformity = divided(resolve_measure(measure)(of_block(tensors, numbers)))
     return conformity, divided(overconfident(conformity, numbers[0]))
 
 
-def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Sums[Tensor]:
+def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Sums[Tensor]:
     """Each element's terms of the sums."""
     moments = of_block(tensors, numbers)
     k = moments.k
@@ -246,18 +250,18 @@ def precision(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Tensor:
     """The sums over a block of elements."""
     return torch.stack([x.sum(dtype=precision(x.device)) for x in terms(tensors, numbers, measure)])
 
 
-def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Tensor:
     """Cumulative histogram: the number of scales at or above each bin's lower edge. Kernels have no ``histc``."""
     _, scale = conformity_and_scale(tensors, numbers, measure)
     return torch.stack([(scale >= edge / BINS).sum(dtype=torch.float32) for edge in range(BINS)])
 
 
-def summed_and_shown(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
+def summed_and_shown(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Tensor:
     """Sums and histogram in one kernel launch, for small parameters, where the launch dominates."""
     return torch.cat([summed(tensors, numbers, measure), at_least(tensors, numbers, measure)])
 

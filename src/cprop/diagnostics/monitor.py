@@ -11,12 +11,12 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from cprop.advice import advice
-from cprop.execution import Way
-from cprop.moments import EARLIER, STEP
+from cprop.diagnostics.advice import advice
+from cprop.diagnostics.summary import Layer, Sample, layer, over_ranks, sums, together
+from cprop.execution import Implementation
 from cprop.optimizers.base import ConformityOptimizer
 from cprop.sharding import local
-from cprop.summary import Layer, Sample, layer, over_ranks, sums, together
+from cprop.statistics import EARLIER, STEP
 
 __all__ = ["Monitor", "Sink"]
 
@@ -140,7 +140,10 @@ class Monitor:
         seen = [found for found in self.optimizer.moments() if found[0].numel()]  # an empty parameter has no mean
         if not seen:
             return None
-        own = [self._row(p, sums(moments, g, self.optimizer._way([p], g) is Way.FUSED)) for p, g, moments in seen]
+        own = [
+            self._row(p, sums(moments, g, self.optimizer._implementation([p], g) is Implementation.FUSED))
+            for p, g, moments in seen
+        ]
         rows = over_ranks(own, [p for p, *_ in seen]).tolist()
         # Number all parameters, not only those seen, so that numbers do not change when one has its first gradient.
         numbers = {p: number for number, p in enumerate(chain(*(g["params"] for g in self.optimizer.param_groups)))}

@@ -1,0 +1,121 @@
+"""The base class of the native optimizers, which run an algorithm and CProp in one rule."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, cast
+
+import torch
+from torch import Tensor
+
+from cprop import checkpoint
+from cprop.arithmetic import Number
+from cprop.execution import Implementation, choose_implementation, prepare, run_all
+from cprop.optimizers.base import ConformityOptimizer
+from cprop.optimizers.settings import check_lr
+from cprop.optimizers.state import count_up, foreign_state, name_measures, read_state
+from cprop.rules import GRAD, PARAM
+from cprop.statistics import AVERAGES, EARLIER, MEAN, MEAN_SQUARE, STEP, StatisticsScalars
+
+__all__ = ["NativeOptimizer"]
+
+STATISTICS: Final = (STEP, EARLIER, *AVERAGES)
+COLUMNS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    PARAM: lambda p: p,
+    GRAD: lambda p: cast("Tensor", p.grad),
+}
+"""The tensors of a rule besides the state."""
+
+
+class NativeOptimizer(ConformityOptimizer):
+    """Base class of the native optimizers, which run an algorithm and CProp in one rule.
+
+    A subclass defines the rule, its state, and its scalars and flags.
+    """
+
+    rule: ClassVar[staticmethod[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]]
+    counts_steps = True
+    switched_state: ClassVar[tuple[str, ...]] = ()
+    """State that a setting switches on and off. If switched off, existing state stays unchanged, as in torch."""
+
+    @abstractmethod
+    def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any: ...
+
+    @abstractmethod
+    def _flags(self, group: Mapping[str, Any]) -> Any:
+        """The flags that select the rule's formula."""
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_lr(group["lr"])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Perform a single optimization step.
+
+        Args:
+            closure: reevaluates the model and returns the loss; called once.
+
+        Returns:
+            The closure's loss, if a closure was given.
+        """
+        loss, moved = self._begin_step(closure)
+        runs: list[Callable[[], None]] = []
+        for group, params in moved:
+            (jobs,) = self._jobs(params, self.state, with_scalar_lr(group), COLUMNS)
+            runs += prepare(type(self).rule, jobs, self._flags(group), self._implementation(params, group))
+        for _, params in moved:
+            count_up([self.state[p][counter] for p in params for counter in self._counters()])
+        run_all(runs)
+        return loss
+
+    @staticmethod
+    def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
+        """The implementation set in the group, or the one that torch would choose."""
+        return choose_implementation(params, group["foreach"], group["fused"])
+
+    def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:
+        groups = [
+            {**group, "params": present["params"]}
+            for group, present in zip(state_dict["param_groups"], self.param_groups, strict=True)
+        ]
+        state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for group in groups:
+            for p in group["params"]:
+                if p in saved:
+                    state[p] = self._read_state(p, group, saved[p])
+        self.__setstate__({"state": state, "param_groups": groups})
+
+    def _read_state(self, p: Tensor, group: Mapping[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        needed = self._state_keys(group) + (("step",) if self.counts_steps else ())
+        known = {*needed, *self.switched_state, *STATISTICS}
+        foreign = {key: foreign_state(value, p) for key, value in saved.items() if key not in known}
+        own = {key: value for key, value in saved.items() if key in known and value is not None}
+        if checkpoint.is_placeholder(own):
+            return foreign
+        if foreign and not own:
+            raise checkpoint.CheckpointError(
+                f"the checkpoint has state {sorted(foreign)}, and none of {type(self).__name__}'s state: "
+                "it was saved by another optimizer"
+            )
+        checkpoint.all_or_none(own, needed)
+        shared = self._shares_square(group) and self.shared_square in own
+        checkpoint.all_or_none(own, (STEP, MEAN) if shared else (STEP, MEAN, MEAN_SQUARE))
+        return {**foreign, **{key: read_state(key, value, p, group) for key, value in own.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as a dict, as in torch; loadable with ``weights_only=True``.
+
+        Parameters that have not had a gradient yet are saved with zero state, because checkpoint
+        libraries expect the same entries for every parameter. Loading drops these entries again.
+        """
+        self._apply_edits()
+        return name_measures(self._complete_state(super().state_dict()))
+
+
+def with_scalar_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group with a 0-dim learning rate if it is a tensor: a parameter may be 0-dim, and must stay so."""
+    lr = group["lr"]
+    return {**group, "lr": lr.reshape(())} if isinstance(lr, Tensor) and lr.dim() else group

@@ -1,0 +1,111 @@
+"""CProp's settings in param groups, and the checks of all settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from cprop.arithmetic import Number
+from cprop.measures import Measure, resolve_measure
+from cprop.statistics import PREFIX
+from cprop.storage import FORMATS
+
+__all__ = [
+    "Settings",
+    "arguments",
+    "check_betas",
+    "check_lr",
+    "check_non_negative",
+    "complete",
+    "require",
+    "settings_of",
+]
+
+
+class Settings(NamedTuple):
+    """CProp's hyperparameters, stored in every param group."""
+
+    cprop_beta: float = 0.999
+    cprop_c: float = 1.0
+    cprop_eps: float = 1e-8
+    cprop_measure: str | Measure = "normal"
+    cprop_state_dtype: str = "float32"
+
+    def check(self) -> Settings:
+        """Return the settings, or raise an error that names the invalid one and the fix."""
+        require(
+            0.0 <= self.cprop_beta < 1.0,
+            f"invalid cprop_beta {self.cprop_beta}: the horizon must be in [0, 1); 0.999 looks back about 1,000 steps",
+        )
+        require(
+            self.cprop_c > 0.0,
+            f"invalid cprop_c {self.cprop_c}: the overconfidence must be in (0, inf]; the paper uses 1, "
+            "inf disables the scaling",
+        )
+        require(
+            0.0 <= self.cprop_eps < math.inf,
+            f"invalid cprop_eps {self.cprop_eps}: it must be in [0, inf); the paper uses 1e-8, 0 makes the scale "
+            "independent of the gradients' magnitude",
+        )
+        require(
+            self.cprop_state_dtype in FORMATS,
+            f"invalid cprop_state_dtype {self.cprop_state_dtype!r}: choose one of {', '.join(map(repr, FORMATS))}",
+        )
+        resolve_measure(self.cprop_measure)
+        return self
+
+
+def settings_of(group: Mapping[str, Any]) -> Settings:
+    """CProp's settings in a param group or in the defaults."""
+    return Settings(*(group[name] for name in Settings._fields))
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a ``ValueError`` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_lr(lr: Number) -> None:
+    """Raise if a learning rate is negative or not a single number."""
+    require(not isinstance(lr, Tensor) or lr.numel() == 1, "a tensor lr must have one element")
+    require(bool(lr >= 0.0), f"invalid lr {lr}: the learning rate must be at least 0")
+
+
+def check_non_negative(**values: float) -> None:
+    """Raise if a hyperparameter is negative."""
+    for name, value in values.items():
+        require(value >= 0.0, f"invalid {name} {value}: it must be at least 0")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Raise if an averaging coefficient is outside [0, 1)."""
+    for index, beta in enumerate(betas):
+        require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must be in [0, 1)")
+
+
+COMMON: Final = {"maximize": False, "foreach": None, "fused": None, "capturable": False, **Settings()._asdict()}
+"""Settings that all native optimizers have, with their defaults."""
+
+
+def complete(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that all native optimizers have, with defaults for those not given."""
+    refuse_unknown(options, COMMON)
+    return {**COMMON, **options}
+
+
+def arguments(of_constructor: Mapping[str, Any]) -> dict[str, Any]:
+    """A native optimizer's default settings, from the ``locals()`` of its constructor."""
+    defaults = {name: of_constructor[name] for name in of_constructor if name not in ("self", "params", "__class__")}
+    refuse_unknown(defaults.pop("unknown"), defaults)
+    return defaults
+
+
+def refuse_unknown(options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise if an option does not exist, and name the one that was probably meant."""
+    for name in sorted(set(options) - set(known)):
+        instead = f"write {PREFIX}{name}" if PREFIX + name in known else f"choose from {', '.join(known)}"
+        raise TypeError(f"unexpected keyword argument {name!r}: {instead}")

@@ -1,0 +1,70 @@
+"""A parameter's state: how it is allocated, counted, and read from a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cprop import checkpoint
+from cprop.arithmetic import Number
+from cprop.measures import measure_name
+from cprop.statistics import EARLIER, STEP
+from cprop.storage import allocate, restore
+
+__all__ = ["count", "count_up", "foreign_state", "name_measures", "new_counter", "new_state", "read_state"]
+
+COUNTERS: Final = ("step", STEP, EARLIER)
+
+
+def name_measures(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Replace callable measures with their names, so that the file loads with ``weights_only=True``."""
+    for group in state_dict["param_groups"]:
+        group["cprop_measure"] = measure_name(group["cprop_measure"])
+    return state_dict
+
+
+def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Zero state with the shape, layout and sharding of a parameter, in the group's format."""
+    return allocate(p, group["cprop_state_dtype"])
+
+
+def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A step counter: on the CPU, where reading it is cheap, unless the group is capturable."""
+    return torch.zeros((), dtype=torch.float32, device=p.device if group.get("capturable") else "cpu")
+
+
+def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A saved counter or state tensor, in the form of :func:`new_counter` or :func:`new_state`."""
+    if key in COUNTERS:
+        counter = new_counter(p, group)
+        return counter.fill_(checkpoint.check_counter(key, saved))
+    tensor = checkpoint.check_tensor(key, saved, p.shape)
+    return restore(tensor, p, group["cprop_state_dtype"])
+
+
+def foreign_state(value: Any, p: Tensor) -> Any:
+    """A copy of another tool's state entry, on the parameter's device."""
+    if isinstance(value, Tensor):
+        return value.detach().to(p.device if value.dim() else value.device, copy=True)
+    return copy.deepcopy(value)
+
+
+ONE: Final = torch.tensor(1.0, device="cpu")  # even if the default device is another one
+
+
+def count_up(counters: list[Tensor]) -> None:
+    """Add one to each counter."""
+    if counters and counters[0].is_cpu and not torch.compiler.is_compiling():
+        # A Python number would be converted to a tensor for each counter, which takes three times as long.
+        torch._foreach_add_(counters, ONE, alpha=1.0)
+    elif counters:
+        torch._foreach_add_(counters, 1.0)
+
+
+def count(counter: Tensor, group: Mapping[str, Any]) -> Number:
+    """A counter's value: a number if the counter is on the CPU, or the tensor itself if the group is capturable."""
+    return counter if group.get("capturable") else counter.item()
