@@ -98,21 +98,13 @@ def measured(runs: Iterable[Run], column: str) -> bool:
     return any(np.isfinite(run.column(column)).any() for run in runs)
 
 
-@dataclass(frozen=True)
 class _Pack:
-    """A packed experiment. Its columns are read when they are needed."""
+    """A packed experiment. Curves are read when they are needed."""
 
-    stamp: tuple[int, int]
-    file: pq.ParquetFile
-
-    @cached_property
-    def about(self) -> dict[str, Any]:
-        about: dict[str, Any] = json.loads(self.file.schema_arrow.metadata[b"experiment"])
-        return about
-
-    @cached_property
-    def rows(self) -> dict[str, int]:
-        return {name: row for row, name in enumerate(self.file.read(["identity"])["identity"].to_pylist())}
+    def __init__(self, file: pq.ParquetFile, stamp: tuple[int, int]) -> None:
+        self.file, self.stamp = file, stamp
+        self.about: dict[str, Any] = json.loads((file.schema_arrow.metadata or {})[b"experiment"])
+        self.rows = {name: row for row, name in enumerate(file.read(["identity"])["identity"].to_pylist())}
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -220,7 +212,12 @@ class Store:
             stamp = (info.mtime_ns, info.size)
             pack = known.get(name)
             if pack is None or pack.stamp != stamp:
-                pack = _Pack(stamp, pq.ParquetFile(self._files.open_input_file(info.path)))
+                try:
+                    pack = _Pack(pq.ParquetFile(self._files.open_input_file(info.path)), stamp)
+                except (pa.ArrowInvalid, KeyError) as error:
+                    raise ValueError(
+                        f"{info.path} is not a packed experiment ({error}): restore it from a copy, or delete it"
+                    ) from error
             self._packs[name] = pack
             self._pack_of.update(dict.fromkeys(pack.rows, pack))
 

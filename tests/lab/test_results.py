@@ -161,3 +161,19 @@ def test_a_kill_while_packing_loses_nothing(tmp_path):
     assert len(Store(tmp_path).runs()) == 1
     assert store.pack() == {"one-smoke": 1}
     assert files(tmp_path) == {"experiments/one-smoke.parquet"}
+
+
+@pytest.mark.parametrize("damage", ["cut short", "another table"])
+def test_a_file_that_is_no_packed_experiment_is_named(tmp_path, damage):
+    path = tmp_path / "experiments" / "one-smoke.parquet"
+    store = Store(tmp_path)
+    store.write_experiment("one-smoke", {"runs": []})
+    store.pack()
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        pq.write_table(pa.table({"step": [0]}), path)
+    with pytest.raises(
+        ValueError, match=r"one-smoke\.parquet is not a packed experiment .*: restore it from a copy, or"
+    ):
+        store.runs()
