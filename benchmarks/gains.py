@@ -11,12 +11,13 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks import evidence
+from benchmarks import EVIDENCE, IMAGES
 from cprop_lab.figures import BAR_ALPHA, BARS, NARROW, STYLE, save
+from cprop_lab.output import pages
 from cprop_lab.report import scores
 from cprop_lab.targets import pairs
 
-PICTURE = evidence.IMAGES / "gains.png"
+PICTURE = IMAGES / "gains.png"
 EXPERIMENTS = {
     "fmnist-fc": "Fashion-MNIST, fully connected",
     "fmnist-cnn": "Fashion-MNIST, convolutional",
@@ -44,8 +45,8 @@ class Gain(NamedTuple):
 
 def gains(name: str) -> Iterator[Gain]:
     """The gains of SGD and Adam in an experiment."""
-    found = pairs(evidence.kept()[name].runs)
-    board = evidence.kept().get(f"scoreboard-{name}")
+    found = pairs(pages.kept(EVIDENCE)[name].runs)
+    board = pages.kept(EVIDENCE).get(f"scoreboard-{name}")
     costs = {entry.name: entry.cost for entry in scores(*board)} if board else {}
     for optimizer in ("SGD", "Adam"):
         pair = found[f"CProp({optimizer})"]
@@ -56,7 +57,7 @@ def gains(name: str) -> Iterator[Gain]:
 
 def extent(name: str) -> str:
     """The size of an experiment."""
-    runs = evidence.kept()[name].runs
+    runs = pages.kept(EVIDENCE)[name].runs
     seeds = len({run.specification.seed for run in runs})
     (iterations,) = {run.specification.iterations for run in runs}
     epochs = iterations / BATCHES[name.partition("-")[0]]
@@ -109,11 +110,11 @@ def draw() -> None:
     handles = [Patch(color=colour, alpha=BAR_ALPHA, label=of) for of, (_, colour) in BARS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
     save(figure, PICTURE)
-    evidence.mark(PICTURE, digest())
+    pages.mark(PICTURE, digest())
 
 
 def digest() -> str:
     """The data of the figure."""
     boards = (f"scoreboard-{name}" for name in EXPERIMENTS)
-    names = [name for name in (*EXPERIMENTS, *boards) if name in evidence.kept()]
-    return "-".join(evidence.digest(evidence.kept()[name])[:4] for name in names)
+    names = [name for name in (*EXPERIMENTS, *boards) if name in pages.kept(EVIDENCE)]
+    return "-".join(pages.digest(pages.kept(EVIDENCE)[name])[:4] for name in names)

@@ -1,8 +1,8 @@
 """Writes measured results into the documentation: ``python -m benchmarks.report``.
 
-A page has its tables between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``, and the numbers in its
-sentences between ``<!-- fact: EXPERIMENT; OPTIMIZER; WHAT -->`` and ``<!-- end -->``. They are generated here,
-only from ``benchmarks/results`` and the runs in ``evidence``; a test fails if a page differs.
+A page has its tables between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``. They are generated here,
+only from ``benchmarks/results`` and the runs in ``evidence``. A test fails if a table differs, or if a sentence has a
+number that is not in the evidence.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import json
 import re
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from benchmarks import cost_model, evidence, gains
-from benchmarks.evidence import table
+from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, gains
 from cprop_lab.cost import Cost
+from cprop_lab.output import pages
+from cprop_lab.output.pages import table
 
-ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("index", "step", "scale", "lab", "cluster", "diagnostics")),
-    *sorted((ROOT / "docs" / "results").glob("*.md")),
+    *(page for page in sorted((ROOT / "docs" / "results").glob("*.md")) if page.stem != "when-to-use"),
 )
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 
@@ -30,6 +29,11 @@ SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 def results(name: str) -> Any:
     """A committed measurement."""
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def experiment(name: str) -> pages.Kept:
+    """A committed experiment."""
+    return pages.kept(EVIDENCE)[name]
 
 
 def ratios() -> dict[str, dict[str, float]]:
@@ -288,26 +292,22 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "programme": programme,
     "monitor": monitor,
     "cell states": cell_states,
-    "equally far": lambda: evidence.equally_far(COMPARED),
+    "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
-    "scoreboard head": lambda: evidence.head("scoreboard-fmnist-fc", 10),
+    "scoreboard head": lambda: pages.head(experiment("scoreboard-fmnist-fc"), 10),
 }
 
 
 def filled(page: str) -> str:
-    """A page with all its measured sections and facts regenerated."""
+    """A page with all its measured sections regenerated."""
 
     def section(match: re.Match[str]) -> str:
         kind, _, name = match[1].rpartition(" ")
-        of_experiment = {"evidence": evidence.section, "details": evidence.details}
-        made = of_experiment[kind](name) if kind in of_experiment else SECTIONS[match[1]]()
+        of_experiment = {"evidence": pages.section, "details": pages.details}
+        made = of_experiment[kind](experiment(name)) if kind in of_experiment else SECTIONS[match[1]]()
         return f"<!-- measured: {match[1]} -->\n{made}\n<!-- end -->"
 
-    def fact(match: re.Match[str]) -> str:
-        return f"<!-- fact: {match[1]} -->{evidence.fact(*match[1].split('; '))}<!-- end -->"
-
-    page = re.sub(r"<!-- measured: ([\w -]+) -->\n.*?<!-- end -->", section, page, flags=re.DOTALL)
-    return re.sub(r"<!-- fact: (.+?) -->.*?<!-- end -->", fact, page, flags=re.DOTALL)
+    return re.sub(r"<!-- measured: ([\w -]+) -->\n.*?<!-- end -->", section, page, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -315,9 +315,9 @@ def main() -> None:
     for path in PAGES:
         path.write_text(filled(path.read_text()))
         print(f"{path.relative_to(ROOT)} is up to date")
-    evidence.draw_all()
+    pages.draw_all(pages.kept(EVIDENCE).values(), IMAGES)
     gains.draw()
-    print(f"the figures in {evidence.IMAGES.relative_to(ROOT)} are up to date")
+    print(f"the figures in {IMAGES.relative_to(ROOT)} are up to date")
 
 
 if __name__ == "__main__":

@@ -404,6 +404,15 @@ def cost(
 
 
 @app.command()
+def pack(storage: Storage = "results") -> None:
+    """Put each experiment into one Parquet file, to commit it or to pass it on; all commands read it as before."""
+    with plain_errors():
+        files = _filled(storage).pack()
+    for name, runs in files.items():
+        console.print(f"{name}.parquet: {runs} runs", highlight=False)
+
+
+@app.command()
 def export(
     to: Annotated[Sink, typer.Option(help="Tool to export to.")],
     target: Annotated[

@@ -1,12 +1,13 @@
-"""What was measured: a Parquet file a run, a readable specification beside it, and nothing else.
+"""What was measured: while running, one Parquet file and one readable specification per run.
 
 A store is a folder or an object store's address, whatever ``pyarrow`` opens. Nothing in it is a
 pickle but the checkpoint of an unfinished run, which is read with ``weights_only``.
 
-    runs/<identity>.parquet            the curves, a row an evaluation
-    runs/<identity>.json               the specification, how the run ended, and how it was made
-    checkpoints/<identity>.pt          of a run that is not finished
-    experiments/<name>-<preset>.json   which runs belong to an experiment
+    runs/<identity>.parquet               the curves, one row per evaluation
+    runs/<identity>.json                  the specification, how the run ended, and how it was made
+    checkpoints/<identity>.pt             of a run that is not finished
+    experiments/<name>-<preset>.json      which runs belong to an experiment
+    experiments/<name>-<preset>.parquet   a packed experiment: all of these in one file, with one row per run
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlparse
@@ -96,6 +98,56 @@ def measured(runs: Iterable[Run], column: str) -> bool:
     return any(np.isfinite(run.column(column)).any() for run in runs)
 
 
+class _Pack:
+    """A packed experiment. Curves are read when they are needed."""
+
+    def __init__(self, file: pq.ParquetFile, stamp: tuple[int, int]) -> None:
+        self.file, self.stamp = file, stamp
+        self.about: dict[str, Any] = json.loads((file.schema_arrow.metadata or {})[b"experiment"])
+        self.rows = {name: row for row, name in enumerate(file.read(["identity"])["identity"].to_pylist())}
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        return self.file.read()
+
+    def run(self, name: str) -> tuple[str, pa.Table]:
+        """The two files of a run: its specification as text, and its curves."""
+        row = self.rows[name]
+        return self._table["about"][row].as_py(), pa.table({c: self._table[c][row].values for c in SCHEMA.names})
+
+
+def _packed(about: Mapping[str, Any], runs: Mapping[str, tuple[str, pa.Table]]) -> bytes:
+    """The file of a packed experiment."""
+    texts, curves = zip(*runs.values(), strict=True) if runs else ((), (SCHEMA.empty_table(),))
+    ends = np.cumsum([0, *map(len, curves)])[: len(runs) + 1]
+    values = pa.concat_tables(curves).combine_chunks()
+    columns = {
+        c: pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values[c].combine_chunks()) for c in SCHEMA.names
+    }
+    table = pa.table({"identity": pa.array(runs, pa.string()), "about": pa.array(texts, pa.string()), **columns})
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({"experiment": _text(about)}),
+        sink,
+        row_group_size=1_000,
+        compression="zstd",
+        compression_level=9,
+        use_dictionary=False,  # curves hardly repeat a number
+    )
+    contents: bytes = sink.getvalue().to_pybytes()
+    return contents
+
+
+def _text(about: Mapping[str, Any]) -> str:
+    return json.dumps(dict(about), indent=2) + "\n"
+
+
+def _kind(text: str) -> tuple[str, str]:
+    """The workload and the optimizer of a run."""
+    specification = json.loads(text)["specification"]
+    return specification["workload"], specification["optimizer"]
+
+
 class Store:
     """Where runs are kept.
 
@@ -114,6 +166,8 @@ class Store:
             text = Path(text).expanduser().absolute().as_uri()
         self.address = text
         self._files, self._root = fs.FileSystem.from_uri(text)
+        self._packs: dict[str, _Pack] = {}
+        self._pack_of: dict[str, _Pack] = {}
 
     # Files that are there as a whole or not at all, on a disk and in an object store.
 
@@ -137,17 +191,44 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def _names(self, folder: str, suffix: str) -> Iterator[str]:
+    def _found(self, folder: str, suffix: str) -> Iterator[tuple[str, fs.FileInfo]]:
         selector = fs.FileSelector(self._path(folder), allow_not_found=True)
         for info in self._files.get_file_info(selector):
             if info.base_name.endswith(suffix) and not info.base_name.startswith("."):
-                yield info.base_name.removesuffix(suffix)
+                yield info.base_name.removesuffix(suffix), info
+
+    def _names(self, folder: str, suffix: str) -> set[str]:
+        return {name for name, _ in self._found(folder, suffix)}
+
+    def _delete(self, name: str) -> None:
+        path = self._path(name)
+        if self._files.get_file_info(path).type != fs.FileType.NotFound:
+            self._files.delete_file(path)
+
+    def _open_packs(self) -> None:
+        """Find the packed experiments; those that have not changed stay open."""
+        known, self._packs, self._pack_of = self._packs, {}, {}
+        for name, info in sorted(self._found("experiments", ".parquet")):
+            stamp = (info.mtime_ns, info.size)
+            pack = known.get(name)
+            if pack is None or pack.stamp != stamp:
+                try:
+                    pack = _Pack(pq.ParquetFile(self._files.open_input_file(info.path)), stamp)
+                except (pa.ArrowInvalid, KeyError) as error:
+                    raise ValueError(
+                        f"{info.path} is not a packed experiment ({error}): restore it from a copy, or delete it"
+                    ) from error
+            self._packs[name] = pack
+            self._pack_of.update(dict.fromkeys(pack.rows, pack))
 
     # Runs.
 
     def finished(self) -> set[str]:
         """The identities of all runs that need not be run again."""
-        return set(self._names("runs", ".json"))
+        # In this order, as packing writes before it deletes: a run that moves meanwhile is seen.
+        loose = self._names("runs", ".json")
+        self._open_packs()
+        return loose.union(self._pack_of)
 
     def write(self, specification: Specification, status: Status, rows: Sequence[Row], made: Mapping[str, Any]) -> None:
         """Keep a run that has ended. The specification comes last: where it is, the curves are."""
@@ -161,8 +242,17 @@ class Store:
             "specification": resolve(specification),
             "made": dict(made),
         }
-        self._write(f"runs/{name}.json", (json.dumps(about, indent=2) + "\n").encode())
+        self._write(f"runs/{name}.json", _text(about).encode())
         self.forget_checkpoint(name)
+
+    def _run(self, name: str) -> tuple[str, pa.Table] | None:
+        """The two files of a run, packed or not."""
+        if name not in self._pack_of:
+            about, curves = self._read(f"runs/{name}.json"), self._read(f"runs/{name}.parquet")
+            if about is not None and curves is not None:
+                return about.decode(), pq.read_table(pa.BufferReader(curves))
+            self._open_packs()
+        return self._pack_of[name].run(name) if name in self._pack_of else None
 
     def read(self, name: str) -> Run:
         """A finished run.
@@ -170,13 +260,12 @@ class Store:
         Raises:
             FileNotFoundError: if there is none of that identity.
         """
-        about, curves = self._read(f"runs/{name}.json"), self._read(f"runs/{name}.parquet")
-        if about is None or curves is None:
+        found = self._run(name)
+        if found is None:
             raise FileNotFoundError(f"{self.address} holds no finished run {name}: run its experiment first")
-        content = json.loads(about)
+        content = json.loads(found[0])
         values = {k: v for k, v in content["specification"].items() if k not in ("numerics", "code")}
-        specification = Specification(**values)
-        return Run(name, specification, content["status"], content["made"], pq.read_table(pa.BufferReader(curves)))
+        return Run(name, Specification(**values), content["status"], content["made"], found[1])
 
     def runs(self, names: Iterable[str] | None = None) -> list[Run]:
         """Finished runs: those named that are there, or all."""
@@ -208,20 +297,56 @@ class Store:
 
     def forget_checkpoint(self, name: str) -> None:
         """Drop the checkpoint of a run that has ended, or that is damaged."""
-        path = self._path(f"checkpoints/{name}.pt")
-        if self._files.get_file_info(path).type != fs.FileType.NotFound:
-            self._files.delete_file(path)
+        self._delete(f"checkpoints/{name}.pt")
 
     # Experiments.
 
     def write_experiment(self, name: str, about: Mapping[str, Any]) -> None:
         """Keep which runs make up an experiment."""
-        self._write(f"experiments/{name}.json", (json.dumps(dict(about), indent=2) + "\n").encode())
+        self._write(f"experiments/{name}.json", _text(about).encode())
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """All experiments that were run, by name and preset."""
-        found = sorted(self._names("experiments", ".json"))
-        return {name: json.loads(self._read(f"experiments/{name}.json") or b"{}") for name in found}
+        loose = {name: self._read(f"experiments/{name}.json") for name in self._names("experiments", ".json")}
+        self._open_packs()
+        packed = {name: pack.about for name, pack in self._packs.items()}
+        return dict(sorted((packed | {name: json.loads(text) for name, text in loose.items() if text}).items()))
+
+    def pack(self) -> dict[str, int]:
+        """Put each experiment into one Parquet file with one row per run, to commit or to pass on.
+
+        Each file is complete: a run that experiments share is in the file of each. Runs that no experiment lists,
+        such as a search for learning rates, go with the first that lists a run of their workload and optimizer; if
+        there is none, they stay as they are.
+
+        Returns:
+            How many runs each file has, by the experiment's name and preset.
+        """
+        experiments = self.experiments()
+        files = {name: found for name in self.finished() if (found := self._run(name))}
+        kinds = {name: _kind(text) for name, (text, _) in files.items()}
+        members = {name: set(self._packs[name].rows) if name in self._packs else set() for name in experiments}
+        first: dict[tuple[str, str], str] = {}
+        for name, about in experiments.items():
+            members[name] |= files.keys() & {*about["runs"], *about.get("timings", ())}
+            for run in members[name]:
+                first.setdefault(kinds[run], name)
+        for run in files.keys() - set().union(*members.values()):
+            if kinds[run] in first:
+                members[first[kinds[run]]].add(run)
+        for name, about in experiments.items():
+            if (
+                name not in self._packs
+                or self._packs[name].about != about
+                or members[name] != set(self._packs[name].rows)
+            ):
+                runs = {run: files[run] for run in sorted(members[name])}
+                self._write(f"experiments/{name}.parquet", _packed(about, runs))
+            self._delete(f"experiments/{name}.json")
+        for run in self._names("runs", ".json") & set().union(*members.values()):
+            self._delete(f"runs/{run}.json")
+            self._delete(f"runs/{run}.parquet")
+        return {name: len(runs) for name, runs in members.items()}
 
     def remove_folder(self, name: str) -> None:
         """Drop a folder that is not the store's own."""

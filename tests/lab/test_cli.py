@@ -44,7 +44,7 @@ def test_help_is_quick_and_says_what_there_is(lab):
     heavy = "import sys, cprop_lab.cli; print({'torch', 'matplotlib', 'ray', 'pyarrow'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", heavy], text=True, timeout=60) == "set()\n"
     said = lab("--help")
-    for command in ("list", "run", "plot", "report", "compare", "cost", "export"):
+    for command in ("list", "run", "plot", "report", "compare", "cost", "pack", "export"):
         assert f" {command} " in said
 
 
@@ -66,6 +66,7 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     assert "RMSProp + CProp may help: it reaches RMSProp's final training loss" in again
     assert "Note: One seed cannot tell a difference from chance" in again
     assert again.endswith("The smoke preset checks that everything works; it says nothing about CProp. ")
+    assert "fmnist-fc-smoke.parquet: 2 runs" in lab("pack")
     lab("plot", "fmnist-fc", "--out", "pictures")
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     lab("report")

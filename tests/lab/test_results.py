@@ -1,12 +1,14 @@
 """What is kept: readable by anyone, whole or not there, and nothing that runs code."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cprop_lab.results import BINS, Store, identify
+from cprop_lab.results import BINS, SCHEMA, Store, identify
 from cprop_lab.specification import Specification
 
 RUN = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, settings={"cprop_c": 3.0})
@@ -69,3 +71,109 @@ def test_an_address_is_as_good_as_a_folder(tmp_path):
     by_address.write(RUN, "finished", ROWS, {})
     assert Store(tmp_path).finished() == {identify(RUN)}
     assert by_address.local("figures") == tmp_path / "figures"
+
+
+# Packed experiments.
+
+EVIDENCE = Path(__file__).parents[2] / "evidence"
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def contents(store):
+    return [
+        (run.identity, run.specification, run.status, run.made, repr(run.curves.to_pydict())) for run in store.runs()
+    ]
+
+
+def unpack(path, store):
+    """The files that were packed, with pyarrow alone."""
+    packed = pq.read_table(path)
+    for folder, name, text in (
+        ("experiments", path.stem, packed.schema.metadata[b"experiment"].decode()),
+        *(("runs", row["identity"], row["about"]) for row in packed.select(["identity", "about"]).to_pylist()),
+    ):
+        (store / folder).mkdir(exist_ok=True)
+        (store / folder / f"{name}.json").write_text(text)
+    for row in packed.to_pylist():
+        curves = pa.Table.from_pydict({column: row[column] for column in SCHEMA.names}, SCHEMA)
+        pq.write_table(curves, store / "runs" / f"{row['identity']}.parquet")
+
+
+def test_a_packed_experiment_is_the_loose_one(tmp_path):
+    """A real one, with runs that diverged, that have no scale, and that selected learning rates."""
+    name = "scoreboard-ptb-lstm-reduced"
+    unpack(EVIDENCE / "experiments" / f"{name}.parquet", tmp_path)
+    texts = {path.stem: path.read_text() for path in tmp_path.rglob("*.json")}
+    store = Store(tmp_path)
+    before, about = contents(store), store.experiments()
+    assert len(before) == len(texts) - 1 > 80
+    assert store.pack() == {name: len(before)}
+    assert files(tmp_path) == {f"experiments/{name}.parquet"}
+    for one in (store, Store(tmp_path)):
+        assert contents(one) == before
+        assert one.experiments() == about
+    (tmp_path / "again").mkdir()
+    unpack(tmp_path / "experiments" / f"{name}.parquet", tmp_path / "again")
+    assert {path.stem: path.read_text() for path in tmp_path.rglob("again/*/*.json")} == texts
+
+
+def test_packing_takes_what_belongs_to_experiments_and_can_be_repeated(tmp_path):
+    store = Store(tmp_path)
+    shared, search, own, other = RUN, RUN.but(lr=3e-3), RUN.but(seed=1), RUN.but(optimizer="sgd", settings={})
+    for run in (shared, search, other):
+        store.write(run, "finished", ROWS, {})
+    store.write_experiment("one-smoke", {"runs": [identify(shared), "not yet run"]})
+    store.write_experiment("two-smoke", {"runs": [identify(shared)]})
+    store.write_experiment("begun-smoke", {"runs": ["not yet run"]})
+    assert store.pack() == {"begun-smoke": 0, "one-smoke": 2, "two-smoke": 1}
+    packed = {f"experiments/{name}-smoke.parquet" for name in ("begun", "one", "two")}
+    loose = {f"runs/{identify(other)}.json", f"runs/{identify(other)}.parquet"}
+    assert files(tmp_path) == packed | loose
+
+    reader = Store(tmp_path)
+    everything = {identify(run) for run in (shared, search, other)}
+    assert reader.finished() == everything
+    store.write(own, "diverged", [], {})
+    store.write_experiment("two-smoke", {"runs": [identify(shared)], "timings": [identify(own)]})
+    assert reader.experiments()["two-smoke"]["timings"] == [identify(own)]
+    one = (tmp_path / "experiments" / "one-smoke.parquet").stat()
+    assert store.pack() == {"begun-smoke": 0, "one-smoke": 2, "two-smoke": 2}
+    assert files(tmp_path) == packed | loose
+    assert (tmp_path / "experiments" / "one-smoke.parquet").stat() == one
+    assert reader.finished() == everything | {identify(own)}
+    assert len(reader.read(identify(own)).curves) == 0
+    assert Store(tmp_path).read(identify(own)).status == "diverged"
+
+
+def test_a_kill_while_packing_loses_nothing(tmp_path):
+    """Files are written before any is deleted: afterwards a run may be there twice."""
+    store = Store(tmp_path)
+    store.write(RUN, "finished", ROWS, {})
+    store.write_experiment("one-smoke", {"runs": [identify(RUN)]})
+    twice = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    store.pack()
+    for path, kept in twice.items():
+        path.write_bytes(kept)
+    assert Store(tmp_path).finished() == {identify(RUN)}
+    assert len(Store(tmp_path).runs()) == 1
+    assert store.pack() == {"one-smoke": 1}
+    assert files(tmp_path) == {"experiments/one-smoke.parquet"}
+
+
+@pytest.mark.parametrize("damage", ["cut short", "another table"])
+def test_a_file_that_is_no_packed_experiment_is_named(tmp_path, damage):
+    path = tmp_path / "experiments" / "one-smoke.parquet"
+    store = Store(tmp_path)
+    store.write_experiment("one-smoke", {"runs": []})
+    store.pack()
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        pq.write_table(pa.table({"step": [0]}), path)
+    with pytest.raises(
+        ValueError, match=r"one-smoke\.parquet is not a packed experiment .*: restore it from a copy, or"
+    ):
+        store.runs()

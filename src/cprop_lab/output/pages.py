@@ -1,0 +1,259 @@
+"""Tables and figures of stored experiments, for pages in Markdown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from cprop_lab import scoreboard
+from cprop_lab.figures import save
+from cprop_lab.groups import WORDS, grouped, judged_by, names
+from cprop_lab.learning_rate import final_loss
+from cprop_lab.report import draw, scores
+from cprop_lab.results import BINS, Run, Store
+from cprop_lab.scoreboard import Entry
+from cprop_lab.specification import Specification
+from cprop_lab.targets import as_measured, ended, facet, outcome, pairs, shown
+
+__all__ = [
+    "DRAWN_FROM",
+    "Kept",
+    "details",
+    "digest",
+    "draw_all",
+    "equally_far",
+    "head",
+    "kept",
+    "mark",
+    "named",
+    "pictures",
+    "section",
+    "table",
+]
+
+
+class Kept(NamedTuple):
+    """A finished experiment."""
+
+    about: dict[str, Any]
+    runs: list[Run]
+    timings: list[Run]
+
+
+@cache
+def kept(folder: Path, preset: str = "reduced") -> dict[str, Kept]:
+    """The experiments of a preset in a storage folder, by name."""
+    store = Store(folder)
+    return {
+        about["experiment"]: Kept(about, store.runs(about["runs"]), store.runs(about.get("timings", ())))
+        for about in store.experiments().values()
+        if about["preset"] == preset
+    }
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(headings)]
+    lines += [["---"] * len(lines[0]), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# Tables.
+
+
+def section(experiment: Kept) -> str:
+    """The table of an experiment, and how it was run."""
+    by_kind: dict[str, Callable[[Kept], str]] = {
+        "curves": _pairs,
+        "histogram": _scales,
+        "learning-rates": _searches,
+        "scoreboard": _scores,
+    }
+    return f"{by_kind[experiment.about['kind']](experiment)}\n\n{_made(experiment)}"
+
+
+def _pairs(experiment: Kept) -> str:
+    """Each optimizer with and without CProp: iterations to the baseline's final loss, and final results of both."""
+    found = pairs(experiment.runs)
+    judges = {name: judged_by(pair.plain) for name, pair in found.items()}  # may differ between workloads
+    judged = " or ".join(dict.fromkeys(WORDS[column] for column in judges.values()))
+    headings = ["", "learning rate", "relative iterations"]
+    headings += [f"{words}, {which}" for words in (WORDS["train_loss"], judged) for which in ("plain", "with CProp")]
+    rows = [
+        [
+            name,
+            f"{pair.plain[0].specification.lr:g}",
+            outcome(pair, "iterations"),
+            *(ended(runs, c) for c in ("train_loss", judges[name]) for runs in (pair.plain, pair.scaled)),
+        ]
+        for name, pair in found.items()
+    ]
+    return table(headings, rows)
+
+
+def _scales(experiment: Kept) -> str:
+    """The distribution of the scale, early and at the end."""
+    rows = []
+    for group, runs in grouped(experiment.runs).items():
+        for part in (0.1, 1.0):
+            step = round(part * group.iterations)
+            shares = [run.histogram()[list(run.column("step")).index(step)] for run in runs]
+            means = [run.column("mean_scale")[list(run.column("step")).index(step)] for run in runs]
+            low, high = (
+                [100 * float(share[bins].sum()) for share in shares] for bins in (slice(0, 2), slice(-2, None))
+            )
+            rows.append([names([group])[group], f"{step:,}", shown(means), shown(low, " %"), shown(high, " %")])
+    edge = 2 / BINS
+    headings = ["", "iterations", "mean scale", f"parameters below {edge:g}", f"parameters above {1 - edge:g}"]
+    return table(headings, rows)
+
+
+def _searches(experiment: Kept) -> str:
+    """The result of each learning rate."""
+    searched: dict[str, dict[float, list[Run]]] = {}
+    for group, runs in grouped(experiment.runs).items():
+        searched.setdefault(named(runs[0]), {})[group.lr] = runs
+    rows = []
+    for name, by_lr in searched.items():
+        losses = {lr: [final_loss(run) for run in runs] for lr, runs in sorted(by_lr.items())}
+        best = min(losses, key=lambda lr: sum(losses[lr]))
+        tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in losses.items()}
+        rows.append([name, "; ".join(f"**{text}**" if lr == best else text for lr, text in tried.items())])
+    return table(["", "learning rate: final training loss (the selected one in bold)"], rows)
+
+
+def named(run: Run) -> str:
+    """The name of a run: its optimizer, and how it differs from the others."""
+    group = run.specification.group()
+    return names([group])[group] + facet(group)
+
+
+FIRST, SECOND = ([f"{of} {target.title}" for of in ("iterations", "seconds")] for target in scoreboard.TARGETS)
+METRIC = "final test metric"
+"""Placeholder for accuracy or perplexity."""
+
+
+def _scores(experiment: Kept) -> str:
+    """The scoreboard's main columns; :func:`details` has the others."""
+    return _board(experiment, [*FIRST, "final training loss", METRIC])
+
+
+def details(experiment: Kept) -> str:
+    """A scoreboard's other columns."""
+    return _board(experiment, ["learning rate", *SECOND, "time per step", "final test loss"])
+
+
+def head(experiment: Kept, rows: int) -> str:
+    """The first rows of a scoreboard."""
+    return _board(experiment, [*FIRST, "final test loss", METRIC], rows)
+
+
+def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) -> str:
+    """Some columns of a scoreboard, with CProp's rows in bold; with ranks if only the first rows are shown."""
+    entries = scores(*experiment)
+    judged = judged_by(entries[0].runs)
+
+    def cells(place: int, entry: Entry) -> dict[str, str]:
+        both = [scoreboard.part_in_words(entry, target, of) for target in (0, 1) for of in ("iterations", "seconds")]
+        return {
+            "place": str(place),
+            "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
+            "learning rate": f"{entry.specification.lr:g}",
+            **dict(zip((*FIRST, *SECOND), both, strict=True)),
+            "time per step": f"{entry.cost:.2f}",
+            "final training loss": ended(entry.runs, "train_loss"),
+            "final test loss": ended(entry.runs, "test_loss"),
+            METRIC: ended(entry.runs, judged),
+        }
+
+    chosen = [*["place"] * bool(rows), "optimizer", *columns]
+    headings = [f"final {WORDS[judged]}" if column == METRIC else column for column in chosen]
+    lines = (cells(place, entry) for place, entry in enumerate(entries[:rows], start=1))
+    return table(headings, ([line[column] for column in chosen] for line in lines))
+
+
+def equally_far(experiments: Mapping[str, Kept]) -> str:
+    """Test results of experiments at the point where CProp reaches the plain optimizer's final training loss."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, experiment in experiments.items():
+        for label, pair in pairs(experiment.runs).items():
+            there = {column: pair.there(column) for column in ("test_loss", judged_by(pair.plain))}
+            losses = there["test_loss"]
+            lower = sum(ours < theirs for theirs, ours in losses)
+            row = [
+                f"`{name}`",
+                label,
+                *(as_measured((both[i] for both in seeds), column) for column, seeds in there.items() for i in (0, 1)),
+                f"{lower} of {len(losses)}" if losses else "not reached",
+            ]
+            # Experiments share runs: each pair is listed where it first occurs.
+            rows.setdefault(tuple(run.identity for run in pair.scaled), row)
+    kinds = ("test loss", "accuracy or perplexity")
+    headings = [f"{kind}, {which}" for kind in kinds for which in ("plain", "with CProp")]
+    return table(["experiment", "", *headings, "seeds with a lower test loss"], rows.values())
+
+
+def _made(experiment: Kept) -> str:
+    """How an experiment was run, in one line."""
+    about, runs, _ = experiment
+
+    def all_of(key: str) -> str:
+        return ", ".join(sorted({str(run.made[key]) for run in runs}))
+
+    def numbers(of: Callable[[Specification], int]) -> str:
+        return ", ".join(f"{n:,}" for n in sorted({of(run.specification) for run in runs}))
+
+    kinds = ("windows" if judged_by([run]) == "perplexity" else "examples" for run in runs)
+    looked_at = " or ".join(dict.fromkeys(kinds))  # images, or text
+    precisions = ", ".join(sorted({run.specification.precision for run in runs}))
+    reduced = ": shorter than the paper's programme" * bool(about["reduced"])
+    return (
+        f"*`{about['command']}`; preset {about['preset']}{reduced}; "
+        f"{numbers(lambda s: s.iterations)} iterations; seeds {numbers(lambda s: s.seed)}; evaluated on "
+        f"{numbers(lambda s: s.examples)} {looked_at}; {precisions}; "
+        f"torch {all_of('torch')} on {all_of('device')}, threads per run: {all_of('threads')}; "
+        f"commit {all_of('commit')}*"
+    )
+
+
+# Figures.
+
+
+def digest(experiment: Kept) -> str:
+    """A digest of all numbers in a figure's runs."""
+    parts = [(run.identity, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
+    return hashlib.sha256(json.dumps([experiment.about["kind"], parts]).encode()).hexdigest()[:16]
+
+
+def draw_all(experiments: Iterable[Kept], folder: Path) -> None:
+    """Draw all figures, each marked with the digest of its data."""
+    for experiment in experiments:
+        for suffix, figure in draw(*experiment).items():
+            if suffix != "-times":  # these runs shared the machine: pages show iterations, in tables
+                path = folder / f"{experiment.about['experiment']}{suffix}.png"
+                save(figure, path)
+                mark(path, digest(experiment))
+
+
+def pictures(experiment: Kept, folder: Path) -> Iterator[Path]:
+    """The files of an experiment's figures."""
+    suffixes = ("", "-scores") if experiment.about["kind"] == "scoreboard" else ("",)
+    return (folder / f"{experiment.about['experiment']}{suffix}.png" for suffix in suffixes)
+
+
+DRAWN_FROM = "Drawn from"
+
+
+def mark(path: Path, digest: str) -> None:
+    """Add the digest of its data to a figure, and reduce it to 256 colors: the repository keeps every version."""
+    about = PngInfo()
+    about.add_text(DRAWN_FROM, digest)
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, pnginfo=about, optimize=True)
