@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from cprop_lab import scoreboard
-from cprop_lab.figures import save
-from cprop_lab.groups import WORDS, grouped, judged_by, names
-from cprop_lab.learning_rate import final_loss
-from cprop_lab.report import draw, scores
-from cprop_lab.results import BINS, Run, Store
-from cprop_lab.scoreboard import Entry
-from cprop_lab.specification import Specification
-from cprop_lab.targets import as_measured, ended, facet, outcome, pairs, shown
+from cprop_lab.analysis import scoreboard
+from cprop_lab.analysis.curves import ended, final_loss
+from cprop_lab.analysis.groups import WORDS, grouped, judged_by, names
+from cprop_lab.analysis.pairs import outcome, pairs
+from cprop_lab.analysis.scoreboard import Entry, scores
+from cprop_lab.analysis.spread import as_measured, shown
+from cprop_lab.output.drawing import save
+from cprop_lab.output.figures import draw
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run, Store
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "evidence"
@@ -216,7 +218,7 @@ def _made(experiment: Kept) -> str:
 def named(run: Run) -> str:
     """The name of a run in a sentence: its optimizer, and how it differs from the others."""
     group = run.specification.group()
-    return names([group])[group] + facet(group)
+    return names([group])[group] + group.facet
 
 
 def fact(experiment: str, name: str, what: str) -> str:

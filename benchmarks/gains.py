@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks import evidence
-from cprop_lab.figures import BAR_ALPHA, BARS, NARROW, STYLE, save
-from cprop_lab.report import scores
-from cprop_lab.targets import pairs
+from cprop_lab.analysis.pairs import pairs
+from cprop_lab.analysis.scoreboard import scores
+from cprop_lab.output.drawing import NARROW, STYLE, save
+from cprop_lab.output.figures import BAR_ALPHA, BARS
 
 PICTURE = evidence.IMAGES / "gains.png"
 EXPERIMENTS = {

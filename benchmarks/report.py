@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import cost_model, evidence, gains
 from benchmarks.evidence import table
-from cprop_lab.cost import Cost
+from cprop_lab.run.cost import Cost
 
 ROOT = Path(__file__).parents[1]
 PAGES = (

@@ -13,7 +13,8 @@ from benchmarks import cell_states, evidence, report
 from PIL import Image
 
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
-from cprop_lab.results import Store, identify
+from cprop_lab.run.identity import identify
+from cprop_lab.store import Store
 
 PAGES = sorted((report.ROOT / "docs" / "results").glob("*.md"))
 RUNS = sorted((evidence.STORE / "runs").glob("*.json"))

@@ -119,9 +119,9 @@ def _experiment(name: str) -> Any:
 def _engine(
     storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float, eager: bool
 ) -> Any:
-    from cprop_lab.console import LiveTable
-    from cprop_lab.engine import Engine
-    from cprop_lab.results import Store
+    from cprop_lab.engine.engine import Engine
+    from cprop_lab.engine.live_table import LiveTable
+    from cprop_lab.store import Store
 
     _use(data)
     compiler = os.environ.get("CXX", "g++")
@@ -135,7 +135,7 @@ def _engine(
 
 def _filled(storage: str) -> Any:
     """A store to read from."""
-    from cprop_lab.results import Store
+    from cprop_lab.store import Store
 
     store = Store(storage)
     if not store.finished() and not store.experiments():
@@ -224,10 +224,11 @@ def run(
 
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
     """Draw an experiment's figures, and print its verdicts or scores."""
-    from cprop_lab import figures, scoreboard
-    from cprop_lab.console import fitting
-    from cprop_lab.report import draw, scores
-    from cprop_lab.targets import pairs
+    from cprop_lab.analysis import scoreboard
+    from cprop_lab.analysis.pairs import pairs
+    from cprop_lab.output.drawing import save
+    from cprop_lab.output.figures import draw
+    from cprop_lab.output.tables import fitting
 
     about = store.experiments()[name]
     runs = store.runs(about["runs"])
@@ -236,9 +237,9 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
     timings = store.runs(about.get("timings", ()))
     for suffix, figure in draw(about, runs, timings).items():
         path = target / f"{name}{suffix}.png"
-        figures.save(figure, path)
+        save(figure, path)
         console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
-    if entries := scores(about, runs, timings):
+    if entries := scoreboard.scores(about, runs, timings):
         for table in fitting(console, *scoreboard.table(entries)):
             console.print(table)
     elif found := pairs(runs):
@@ -247,8 +248,8 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
 
 def _print_verdicts(found: Any, tables: bool) -> None:
     """Whether CProp helps, one optimizer after the other, and what limits the answer."""
-    from cprop_lab.compare import verdict
-    from cprop_lab.console import fitting, folded
+    from cprop_lab.analysis.verdict import verdict
+    from cprop_lab.output.tables import fitting, folded
 
     verdicts = [verdict(name, pair) for name, pair in found.items()]
     for one in verdicts:
@@ -285,7 +286,7 @@ def report(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page on all experiments: figures, verdicts, and how each run was made."""
-    from cprop_lab import report as page
+    from cprop_lab.output import page
 
     with plain_errors():
         page.write(_filled(storage), out)
@@ -322,10 +323,12 @@ def compare(
     eager: Eager = False,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
-    from cprop_lab import compare as comparing
-    from cprop_lab import figures
-    from cprop_lab.results import METRICS, measured
-    from cprop_lab.specification import Specification
+    from cprop_lab.experiments import comparison
+    from cprop_lab.output.drawing import save
+    from cprop_lab.output.figures import curves
+    from cprop_lab.run.evaluation import METRICS
+    from cprop_lab.run.specification import Specification
+    from cprop_lab.store import measured
 
     with plain_errors():
         specification = Specification(
@@ -339,10 +342,10 @@ def compare(
         )
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         bases = optimizers.split(",")
-        found = comparing.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
+        found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
-        figures.save(figures.curves(found.runs, panels, title=task), out)
+        save(curves(found.runs, panels, title=task), out)
         console.print()
         for base, selection in found.selections.items():
             tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
@@ -374,19 +377,19 @@ def cost(
     """Estimate the cost of experiments from operations counted on real steps."""
     from rich.progress import track
 
-    from cprop_lab import cost as costs
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
-    from cprop_lab.results import identify
+    from cprop_lab.run.cost import estimate
+    from cprop_lab.run.identity import identify
 
     with plain_errors():
         _use(data)
         papers = [one for one in EXPERIMENTS.values() if one.kind != "scoreboard"]
         chosen = [_experiment(experiment)] if experiment else papers
-        planned = {one.name: costs.planned(one, PRESETS[preset.value]) for one in chosen}
+        planned = {one.name: one.planned(PRESETS[preset.value]) for one in chosen}
         counting = track(planned.items(), "counting", console=console, transient=True)
-        found = {name: costs.estimate(runs) for name, runs in counting}
+        found = {name: estimate(runs) for name, runs in counting}
         once = {identify(run): run for runs in planned.values() for run in runs}
-        found["all, each run once"] = costs.estimate(once.values())
+        found["all, each run once"] = estimate(once.values())
         heads = ["runs", "iterations", "10^15 operations", "hours on one device"]
         table = Table(Column("experiment", no_wrap=True), *heads, box=None)
         for name, one in found.items():
@@ -412,7 +415,7 @@ def export(
     storage: Storage = "results",
 ) -> None:
     """Export the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
-    from cprop_lab.sinks import export as send
+    from cprop_lab.output.trackers import export as send
 
     with plain_errors():
         runs = _filled(storage).runs()

@@ -7,8 +7,9 @@ import re
 import pytest
 from rich.console import Console
 
-from cprop_lab.console import LiveTable, fitting, folded
-from cprop_lab.specification import Specification
+from cprop_lab.engine.live_table import LiveTable
+from cprop_lab.output.tables import fitting, folded
+from cprop_lab.run.specification import Specification
 
 RUN = Specification("fmnist-cnn", "cprop-sgd", lr=0.1, iterations=400, evaluate_every=100)
 HEADS = ["optimizer", "iterations to Adam's last loss", "time of a step", "test accuracy at the end"]
@@ -72,7 +73,7 @@ def test_one_bar_for_the_whole_command():
 
 def test_the_time_left_follows_from_the_pace(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("cprop_lab.console.time.monotonic", lambda: now)
+    monkeypatch.setattr("cprop_lab.engine.live_table.time.monotonic", lambda: now)
     table = LiveTable(Console(file=io.StringIO(), width=80))
     table.phase("selecting", later=1600)
     table.begin([RUN, RUN.but(seed=1)], reused=0)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from conftest import PYTHONPATH
 
-from cprop_lab.engine import Engine
-from cprop_lab.progress import Progress
-from cprop_lab.results import Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.progress import Progress
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 TESTS = Path(__file__).parent
 SLOW = Specification(
@@ -29,9 +30,10 @@ FAILING = SLOW.but(workload="tasks:Failing")
 # The driver of a sweep, as a process of its own that can be killed.
 DRIVER = """
 import json, sys
-from cprop_lab.engine import Engine, RunsFailedError
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.engine import RunsFailedError
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
 
 runs = [Specification.from_json(text) for text in json.loads(sys.argv[2])]
 try:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cprop_lab import learning_rate
-from cprop_lab.learning_rate import candidates, choose, grid, select
-from cprop_lab.results import Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.analysis.curves import final_loss
+from cprop_lab.experiments.learning_rate import candidates, choose, grid, select
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 
 def search(guess, loss):
@@ -111,4 +112,4 @@ def test_final_loss_is_a_mean_of_the_last_rows(tmp_path):
     run = Specification("tasks:Blobs", "sgd", lr=1.0)
     rows = [{"step": i, "seconds": 0.0, "train_loss": loss, "test_loss": 0.0} for i, loss in enumerate([9, 3, 2, 1])]
     store.write(run, "finished", rows, {})
-    assert learning_rate.final_loss(store.runs()[0]) == 2
+    assert final_loss(store.runs()[0]) == 2

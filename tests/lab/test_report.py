@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 import pytest
 from test_figures import AS_FAST, FASTER, NEVER, PLAIN, specification, write
 
-from cprop_lab import report
-from cprop_lab.compare import verdict
-from cprop_lab.results import Store
-from cprop_lab.targets import pairs
+from cprop_lab.analysis.pairs import pairs
+from cprop_lab.analysis.verdict import verdict
+from cprop_lab.output.figures import draw
+from cprop_lab.output.page import write as write_page
+from cprop_lab.store import Store
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ class Page(HTMLParser):
 
 def page_of(store, tmp_path):
     path = tmp_path / "folder" / "report.html"
-    report.write(store, path)
+    write_page(store, path)
     text = path.read_text(encoding="utf-8")
     return text, Page(text)
 
@@ -210,12 +211,12 @@ def test_without_accuracy_or_perplexity_there_is_no_such_column(store, tmp_path)
 
 def test_figures_of_their_own_are_titled_and_named(store):
     about = keep(store, pair(store))
-    drawn = report.draw(about, store.runs(about["runs"]))
+    drawn = draw(about, store.runs(about["runs"]))
     assert list(drawn) == ["", "-times"]
     assert {figure.get_suptitle() for figure in drawn.values()} == {
         "Title of fmnist-fc · reduced: shorter than the paper's"
     }
     rates = keep(store, [write(store, specification("sgd"), PLAIN)], name="rates", kind="learning-rates", reduced=False)
-    (figure,) = report.draw(rates, store.runs(rates["runs"])).values()
+    (figure,) = draw(rates, store.runs(rates["runs"])).values()
     assert figure.get_suptitle() == "Title of rates"
     assert figure.axes[0].get_xlabel() == "learning rate"

@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from cprop_lab.results import BINS, Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 RUN = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, settings={"cprop_c": 3.0})
 ROWS = [

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cprop_lab import results
-from cprop_lab.specification import Specification
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
 
 BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, iterations=10)
 
@@ -37,12 +37,12 @@ def test_every_part_of_it_makes_another_run():
         "evaluate_every": 7,
         "examples": 5,
     }
-    names = {results.identify(BLOBS.but(**{name: value})) for name, value in changes.items()}
-    assert len(names | {results.identify(BLOBS)}) == len(changes) + 1
+    names = {identify(BLOBS.but(**{name: value})) for name, value in changes.items()}
+    assert len(names | {identify(BLOBS)}) == len(changes) + 1
 
 
 def test_a_default_that_is_written_out_makes_the_same_run():
-    assert results.identify(BLOBS.but(settings={"cprop_c": 1.0, "beta1": 0.9})) == results.identify(BLOBS)
+    assert identify(BLOBS.but(settings={"cprop_c": 1.0, "beta1": 0.9})) == identify(BLOBS)
 
 
 def test_the_order_of_settings_does_not_matter():
@@ -74,15 +74,15 @@ def test_a_setting_that_the_optimizer_does_not_have_is_refused():
     with pytest.raises(
         ValueError, match=r"cprop-adam has no setting momentum: it has beta1, beta2, eps, fused, cprop_"
     ):
-        results.identify(BLOBS.but(settings={"momentum": 0.9}))
+        identify(BLOBS.but(settings={"momentum": 0.9}))
 
 
 def test_unknown_names_are_told_with_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown optimizer 'adamm': choose one of sgd, adam, .* cprop- before it"):
-        results.identify(BLOBS.but(optimizer="adamm"))
+        identify(BLOBS.but(optimizer="adamm"))
     with pytest.raises(ValueError, match=r"CProp cannot wrap schedule-free-adamw, which keeps different weights"):
-        results.identify(BLOBS.but(optimizer="cprop-schedule-free-adamw"))
+        identify(BLOBS.but(optimizer="cprop-schedule-free-adamw"))
     with pytest.raises(ValueError, match=r"no workload is called 'mnist': take one of fmnist-fc, .* or module:Task"):
-        results.identify(BLOBS.but(workload="mnist"))
+        identify(BLOBS.but(workload="mnist"))
     with pytest.raises(ValueError, match=r"'tasks:Nothing' cannot be imported from"):
-        results.identify(BLOBS.but(workload="tasks:Nothing"))
+        identify(BLOBS.but(workload="tasks:Nothing"))

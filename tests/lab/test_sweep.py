@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from test_engine import below, command, trial_processes, wait_for
 
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 pytestmark = pytest.mark.timeout(600)  # half a minute, but on a busy machine Ray alone takes longer to start
 
@@ -46,9 +46,9 @@ RUNS = [Specification("mine:Mine", "sgd", lr=0.1, iterations=1000, evaluate_ever
 
 SWEEP = """
 import sys
-from cprop_lab.engine import Engine
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
 
 runs = Engine(Store("results")).run(map(Specification.from_json, sys.argv[1:]))
 print(*(run.identity for run in runs))
@@ -56,8 +56,8 @@ print(*(run.identity for run in runs))
 
 IDENTIFY = """
 import sys
-from cprop_lab.results import identify
-from cprop_lab.specification import Specification
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
 print(*(identify(Specification.from_json(text)) for text in sys.argv[1:]))
 """
 

@@ -8,10 +8,14 @@ import pyarrow as pa
 import pytest
 from test_learning_rate import Phases
 
-from cprop_lab.compare import compare, verdict
-from cprop_lab.results import Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, outcome, pairs, reached, smoothed, spread, when
+from cprop_lab.analysis.curves import reached, smoothed, when
+from cprop_lab.analysis.pairs import Pair, outcome, pairs
+from cprop_lab.analysis.spread import spread
+from cprop_lab.analysis.verdict import verdict
+from cprop_lab.experiments.comparison import compare
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 PLAIN = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=400, evaluate_every=100)
 

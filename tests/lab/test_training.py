@@ -7,21 +7,22 @@ import pytest
 import torch
 
 from cprop import Moments
-from cprop_lab import measures, optimizers, training
-from cprop_lab.optimizers import eager
-from cprop_lab.results import BINS, Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training, train
+from cprop_lab.engine import train as training
+from cprop_lab.engine.train import train
+from cprop_lab.run import measures, optimizers
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.identity import identify
+from cprop_lab.run.names import RECIPES
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
+from cprop_lab.store import Store
 
+eager = Specification.eager
 BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-2, iterations=60, evaluate_every=20, examples=200)
 # All without kernels: this is about the run and not about the step, and compiling takes seconds.
 
 
-ALL = [
-    prefix + base
-    for base, recipe in optimizers.RECIPES.items()
-    for prefix in ([""] if recipe.alone else ["", "cprop-"])
-]
+ALL = [prefix + base for base, recipe in RECIPES.items() for prefix in ([""] if recipe.alone else ["", "cprop-"])]
 COMBINED = ["adamw+cosine", "cprop-adam+cosine+ema", "sgd+ema"]
 SET = [
     ("cprop-adam", {"cprop_start": 20}),  # before the stop

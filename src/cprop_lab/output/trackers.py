@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cprop_lab import optimizers
-from cprop_lab.results import BINS, Run
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.store import Run
 
 __all__ = ["SINKS", "export"]
 
@@ -29,7 +29,7 @@ def rows(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
 def title(run: Run) -> str:
     """A readable, unique name."""
     s = run.specification
-    return f"{s.workload}/{optimizers.label(s)} lr {s.lr:g}/seed {s.seed} {run.identity[:6]}"
+    return f"{s.workload}/{s.label} lr {s.lr:g}/seed {s.seed} {run.identity[:6]}"
 
 
 def tensorboard(runs: Iterable[Run], target: str) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from ray import tune
 
-from cprop_lab.progress import Progress
-from cprop_lab.results import Row, Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.training import train
+from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.train import train
+from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 from cprop_lab.workloads.source import Module, adopt, told
 
 Sources = dict[str, dict[str, Module]]
@@ -78,7 +80,7 @@ class Watch(tune.Callback):
             del self.errors[specification]
         return lost
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Row, **info: Any) -> None:
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Evaluation, **info: Any) -> None:
         """A row, or an exception that ends the run."""
         specification = self._specification(trial)
         if "exception" in result:

@@ -11,15 +11,19 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from cprop_lab import figures, scoreboard, targets
-from cprop_lab.compare import verdict
-from cprop_lab.groups import WORDS, by_place, grouped, metric, names, with_status
-from cprop_lab.learning_rate import WINDOW
-from cprop_lab.results import METRICS, Run, Store, measured
-from cprop_lab.scoreboard import Entry
-from cprop_lab.targets import NOTHING, Pair, ended, shown
+from cprop_lab.analysis import scoreboard
+from cprop_lab.analysis.curves import WINDOW, ended
+from cprop_lab.analysis.groups import WORDS, by_place, grouped, metric, names, with_status
+from cprop_lab.analysis.pairs import Pair, pairs
+from cprop_lab.analysis.scoreboard import Entry, scores
+from cprop_lab.analysis.spread import NOTHING, shown
+from cprop_lab.analysis.verdict import verdict
+from cprop_lab.output.drawing import to_svg
+from cprop_lab.output.figures import draw
+from cprop_lab.run.evaluation import METRICS
+from cprop_lab.store import Run, Store, measured
 
-__all__ = ["draw", "scores", "write"]
+__all__ = ["write"]
 
 Manifest = Mapping[str, Any]
 
@@ -106,36 +110,6 @@ def write(store: Store, path: Path) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def draw(about: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True) -> dict[str, Figure]:
-    """An experiment's figures, by the suffix of their file names.
-
-    Args:
-        about: the experiment, as stored.
-        runs: its finished runs; some may be missing, and without any there is nothing to draw.
-        timings: a scoreboard's short runs.
-        titled: whether figures have a title, for use outside the page.
-    """
-    title = (about["title"] + f" · {about['preset']}: shorter than the paper's" * bool(about["reduced"])) * titled
-    found = {}
-    if about["kind"] == "learning-rates" and runs:
-        found[""] = figures.learning_rates(runs, title)
-    if about["kind"] == "histogram" and measured(runs, "mean_scale"):
-        found[""] = figures.histogram(runs, title)
-    if about["kind"] in ("curves", "scoreboard") and runs:
-        found[""] = figures.curves(runs, about["panels"], title)
-    if entries := scores(about, runs, timings):
-        found["-scores"] = figures.scoreboard(entries, title)
-    elif pairs := targets.pairs(runs):
-        found["-times"] = figures.times_to_target(pairs, title)
-    return found
-
-
-def scores(about: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
-    """A scoreboard's rows; none while runs are missing, or for other experiments."""
-    complete = len(runs) == len(about["runs"]) > 0
-    return scoreboard.score(runs, timings) if about["kind"] == "scoreboard" and complete else []
-
-
 # Parts of the page.
 
 
@@ -157,7 +131,7 @@ def _section(name: str, about: Manifest, runs: Sequence[Run], timings: Sequence[
         for suffix, figure in draw(about, runs, timings, titled=False).items()
     ]
     entries = scores(about, runs, timings)
-    to_target = _scores(entries) if entries else _targets(targets.pairs(runs))
+    to_target = _scores(entries) if entries else _targets(pairs(runs))
     return f"""
 <section id="{_anchor(name)}">
 <h2>{escape(about["title"])} {_reduced(about)}</h2>
@@ -192,7 +166,7 @@ missing below: {listed}. To finish them:
 
 def _inline(figure: Figure, name: str, title: str) -> str:
     """A figure as part of the page. Ids must be unique on a page, so the figure's name is put before its own."""
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", figures.to_svg(figure))
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", to_svg(figure))
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)  # a page knows what svg is
     bars = ' class="bars"' * name.endswith("-times")  # a phone shows these whole; the others scroll
     return f'<figure{bars} role="img" tabindex="0" aria-label="Figure: {escape(title)}">{svg}</figure>\n'

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cprop_lab.results import Row
-from cprop_lab.specification import Specification
+from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.specification import Specification
 
 __all__ = ["SILENT", "Progress"]
 
@@ -26,7 +26,7 @@ class Progress:
     def waiting(self, what: str = "") -> None:
         """What has to happen before runs can start; nothing, if they are starting."""
 
-    def row(self, specification: Specification, row: Row) -> None:
+    def row(self, specification: Specification, row: Evaluation) -> None:
         """A run has been evaluated: a new row of its curves."""
 
     def ended(self, specification: Specification) -> None:

@@ -1,4 +1,4 @@
-"""One run: a specification in, curves out. It may be stopped anywhere, and goes on to the bit."""
+"""A run under way: steps, evaluations, and a state that resumes it bit for bit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import platform
 import random
 import subprocess
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -22,14 +21,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import cprop
 from cprop.optimizers.base import ConformityOptimizer
-from cprop_lab import optimizers, workloads
-from cprop_lab.results import BINS, Row, Status, Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab import workloads
+from cprop_lab.run import optimizers
+from cprop_lab.run.evaluation import BINS, Evaluation
+from cprop_lab.run.specification import Specification
 
-__all__ = ["Training", "train"]
-
-CHECKPOINT_SECONDS: Final = 30.0
-"""How much work a kill may cost at most: a checkpoint is written when this long has passed since the last one."""
+__all__ = ["Training", "arithmetic", "commit", "provenance"]
 
 DIVERGED: Final = 10.0
 """A training loss this many times the loss at the start, or no number at all, ends a run."""
@@ -53,9 +50,9 @@ class Training:
         seed_everything(specification.seed, -1)
         self.model = self.task.model().to(self.device)
         self.optimizer, self.scheduler = optimizers.build(specification, self.model.parameters())
-        self.average = self._average() if optimizers.parse(specification.optimizer).ema else None
+        self.average = self._average() if specification.optimizer_name.ema else None
         self.step, self.seconds = 0, 0.0
-        self.rows: list[Row] = []
+        self.rows: list[Evaluation] = []
         self._epoch, self._order = 0, self._order_of_epoch(0)
         self._warm = False
 
@@ -119,13 +116,13 @@ class Training:
     # Looking at it.
 
     @torch.no_grad()
-    def evaluate(self) -> Row:
+    def evaluate(self) -> Evaluation:
         """A row of the curves: losses on fixed subsets, and what CProp's scales are."""
         seed_everything(self.specification.seed, -2)
         self._train_mode(False)
         model = self.model if self.average is None else self.average.module.eval()
         train, test = (self._means(model, data) for data in (self.training_data, self.test_data))
-        row: Row = {
+        row: Evaluation = {
             "step": self.step,
             "seconds": self.seconds,
             "train_loss": train["loss"],
@@ -152,7 +149,7 @@ class Training:
                 count += weight
         return {name: total.item() / count for name, total in sums.items()}
 
-    def _scales(self) -> Row:
+    def _scales(self) -> Evaluation:
         if not isinstance(self.optimizer, ConformityOptimizer):
             return {}
         # Counted with bincount and not histc: equal bins that no rounding moves between machines.
@@ -194,67 +191,6 @@ class Training:
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
-
-
-def train(
-    specification: Specification,
-    store: Store,
-    report: Callable[[Row], object] = lambda _: None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-) -> Status:
-    """Run to the end, from where it was if it was begun, and keep the curves; a finished run is left alone.
-
-    Args:
-        specification: what to run.
-        store: where curves and checkpoints are kept.
-        report: told every row as it is made; if it raises, the run stops there and can be resumed.
-        checkpoint_seconds: how often to write a checkpoint, at an evaluation or between two.
-
-    Returns:
-        How the run ended.
-    """
-    name = identify(specification)
-    if name in store.finished():
-        return store.read(name).status
-    with arithmetic():
-        training = resume(specification, store, name)
-        written = time.monotonic()
-        if not training.rows:
-            report(training.evaluate())
-        while training.step < specification.iterations and not training.diverged:
-            # In stretches short enough for the clock, that end where the evaluations are.
-            every = specification.evaluate_every
-            stop = min((training.step // every + 1) * every, specification.iterations)
-            training.advance(min(stop - training.step, stretch(training, checkpoint_seconds)))
-            if training.step == stop:
-                report(training.evaluate())
-            if time.monotonic() - written > checkpoint_seconds:
-                store.save_checkpoint(name, training.state_dict())
-                written = time.monotonic()
-    status: Status = "diverged" if training.diverged else "finished"
-    store.write(specification, status, training.rows, provenance(training))
-    return status
-
-
-def stretch(training: Training, seconds: float) -> int:
-    """How many steps fit between two looks at the clock."""
-    if training.seconds == 0:
-        return 2  # the first is not timed
-    return max(1, int(seconds / 4 * training.step / training.seconds))
-
-
-def resume(specification: Specification, store: Store, name: str) -> Training:
-    """A run from its checkpoint, or from the start if there is none that can be trusted."""
-    training = Training(specification)
-    try:
-        state = store.load_checkpoint(name)
-        if state is not None:
-            training.load_state_dict(state)
-    except cprop.CheckpointError as error:
-        warnings.warn(f"run {name} starts from the beginning: {error}", stacklevel=2)
-        store.forget_checkpoint(name)
-        training = Training(specification)
-    return training
 
 
 @contextmanager

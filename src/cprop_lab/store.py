@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlparse
 from uuid import uuid4
 
@@ -25,17 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-import cprop.files
-from cprop_lab import optimizers, workloads
-from cprop_lab.specification import NUMERICS, Specification, identity
+from cprop_lab.run.evaluation import BINS, Evaluation, Status
+from cprop_lab.run.identity import identify, resolve
+from cprop_lab.run.specification import Specification
 
-__all__ = ["BINS", "METRICS", "Run", "Status", "Store", "identify", "measured", "resolve"]
-
-Status = Literal["finished", "diverged"]
-Row = dict[str, Any]
-
-BINS: Final = 20
-"""Of the scale's histogram, equal parts of [0, 1]."""
+__all__ = ["Run", "Store", "measured"]
 
 SCHEMA: Final = pa.schema(
     {
@@ -50,21 +44,6 @@ SCHEMA: Final = pa.schema(
         "scale_histogram": pa.list_(pa.float32()),  # shares of all parameters
     }
 )
-
-
-def resolve(specification: Specification) -> dict[str, Any]:
-    """A specification with every default written out, and the version of the code: what a run's identity is made of."""
-    settings = optimizers.resolve_settings(specification)
-    return {
-        **specification.but(settings=settings).to_dict(),
-        "numerics": NUMERICS,
-        "code": workloads.code(specification.workload),
-    }
-
-
-def identify(specification: Specification) -> str:
-    """The name of a run."""
-    return identity(resolve(specification))
 
 
 @dataclass(frozen=True)
@@ -85,10 +64,6 @@ class Run:
     def histogram(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The scale's distribution over time: a row an evaluation, a column a bin."""
         return np.array([row or [np.nan] * BINS for row in self.curves["scale_histogram"].to_pylist()], dtype=float)
-
-
-METRICS: Final = ("accuracy", "perplexity")
-"""Of which a workload has at most one."""
 
 
 def measured(runs: Iterable[Run], column: str) -> bool:
@@ -149,7 +124,9 @@ class Store:
         """The identities of all runs that need not be run again."""
         return set(self._names("runs", ".json"))
 
-    def write(self, specification: Specification, status: Status, rows: Sequence[Row], made: Mapping[str, Any]) -> None:
+    def write(
+        self, specification: Specification, status: Status, rows: Sequence[Evaluation], made: Mapping[str, Any]
+    ) -> None:
         """Keep a run that has ended. The specification comes last: where it is, the curves are."""
         name = identify(specification)
         sink = pa.BufferOutputStream()
@@ -187,9 +164,11 @@ class Store:
 
     def save_checkpoint(self, name: str, checkpoint: Any) -> None:
         """Keep where a run is; the one before is replaced once this one is whole."""
+        from cprop import files  # leads to torch, which readers do without
+
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
-            cprop.files.save(checkpoint, local)
+            files.save(checkpoint, local)
             self._write(f"checkpoints/{name}.pt", local.read_bytes())
 
     def load_checkpoint(self, name: str) -> Any:
@@ -201,10 +180,12 @@ class Store:
         contents = self._read(f"checkpoints/{name}.pt")
         if contents is None:
             return None
+        from cprop import files
+
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
             local.write_bytes(contents)
-            return cprop.files.load(local)
+            return files.load(local)
 
     def forget_checkpoint(self, name: str) -> None:
         """Drop the checkpoint of a run that has ended, or that is damaged."""

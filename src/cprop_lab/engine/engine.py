@@ -22,16 +22,18 @@ from uuid import uuid4
 
 import torch
 
-from cprop_lab import optimizers, workloads
-from cprop_lab.check import check, trimmed
-from cprop_lab.progress import Progress
-from cprop_lab.results import Run, Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.training import CHECKPOINT_SECONDS, train
+from cprop_lab import workloads
+from cprop_lab.engine import RunsFailedError, SweepInterruptedError
+from cprop_lab.engine.check import check, trimmed
+from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.train import CHECKPOINT_SECONDS, train
+from cprop_lab.run.identity import identify
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run, Store
 from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
-__all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
+__all__ = ["Engine"]
 
 # Every step allocates the same large tensors again. Left to itself, glibc gives those above 32 MB back to the system
 # each time, and a CPU spends a tenth of a large network's training on faulting them in page by page.
@@ -53,14 +55,6 @@ def alone() -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
-
-
-class SweepInterruptedError(Exception):
-    """The user stopped it; the same command goes on."""
-
-
-class RunsFailedError(RuntimeError):
-    """Some runs failed for good; the others are finished."""
 
 
 def _failed(errors: Mapping[Specification, str], of: Sized) -> RunsFailedError:
@@ -127,7 +121,7 @@ class Engine:
 
     def identified(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
         """What would be run for these, by identity: the same runs, or without compilation if that is asked for."""
-        asked = map(optimizers.eager, specifications) if self.eager else specifications
+        asked = map(Specification.eager, specifications) if self.eager else specifications
         return {identify(specification): specification for specification in asked}
 
     def _check(self, specifications: Iterable[Specification]) -> None:
@@ -163,7 +157,7 @@ class Engine:
             raise ImportError(
                 f"Ray is not installed ({error}): run pip install '.[lab]' in a checkout, or give --executor process"
             ) from error
-        from cprop_lab.trial import Watch, trial
+        from cprop_lab.engine.trial import Watch, trial
 
         if not ray.is_initialized():
             self._start(ray)

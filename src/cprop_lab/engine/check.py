@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from cprop_lab import workloads
-from cprop_lab.results import METRICS
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training
+from cprop_lab.run.evaluation import METRICS
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
 from cprop_lab.workloads import Task, source
 
 __all__ = ["TaskError", "check", "trimmed"]

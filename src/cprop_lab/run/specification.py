@@ -1,18 +1,19 @@
-"""What a run is: everything that decides its numbers, and the name that follows from it."""
+"""What a run is: everything that decides its numbers, and what tables and figures call it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["NUMERICS", "Specification"]
+from cprop_lab.run.names import CPROP_DEFAULTS, KNOBS, START, OptimizerName, Setting, parse
+
+__all__ = ["NUMERICS", "Precision", "Specification"]
 
 Precision = Literal["float32", "bfloat16"]
-Setting = bool | int | float | str
 
 # The version of the code that decides a run's numbers: training, networks, data, optimizers. Runs of another version
 # are other runs. A hash of the sources would throw results away for a comment; so this number is raised by hand, and a
@@ -30,7 +31,7 @@ class Specification:
 
     Args:
         workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
-        optimizer: a name of ``cprop_lab.optimizers.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
+        optimizer: a name of ``cprop_lab.run.names.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
             after it decays the learning rate to zero, ``+ema`` averages the weights for evaluation.
         lr: the learning rate, at the start where it decays.
         seed: decides the initial weights, the order of the data, augmentation and dropout.
@@ -111,7 +112,77 @@ class Specification:
         """What runs that differ in their seed alone have in common."""
         return self.but(seed=0)
 
+    # Its optimizer.
 
-def identity(resolved: Mapping[str, Any]) -> str:
-    """The name of a run: sixteen digits that follow from all that decides its numbers."""
-    return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
+    @cached_property
+    def optimizer_name(self) -> OptimizerName:
+        """The optimizer's name, taken apart once.
+
+        Raises:
+            ValueError: if there is no such optimizer.
+        """
+        return parse(self.optimizer)
+
+    @property
+    def knobs(self) -> dict[str, float]:
+        """How the settings of CProp that experiments vary are set."""
+        return {key: float(self.settings.get(key, CPROP_DEFAULTS[key])) for key in KNOBS}
+
+    def resolved_settings(self) -> dict[str, Setting]:
+        """All settings of its optimizer, with the defaults that it does not name.
+
+        Raises:
+            ValueError: if it names a setting that the optimizer does not have.
+        """
+        name = self.optimizer_name
+        defaults = {**name.recipe.settings, **(CPROP_DEFAULTS if name.cprop else {})}
+        if name.cprop and name.recipe.native is not None:
+            defaults["fused"] = True
+        unknown = set(self.settings) - set(defaults)
+        if unknown:
+            raise ValueError(
+                f"{self.optimizer} has no setting {', '.join(sorted(unknown))}: it has {', '.join(defaults)}"
+            )
+        resolved = {**defaults, **self.settings}
+        if not resolved.get(START):
+            # The usual start is no part of a run's identity: there were runs before there was another.
+            resolved.pop(START, None)
+        return resolved
+
+    def eager(self) -> Specification:
+        """The same run without compiled or fused steps, for machines that cannot compile."""
+        if "fused" not in self.resolved_settings():
+            return self
+        return self.but(settings={**self.settings, "fused": False})
+
+    # What tables and figures call it.
+
+    @property
+    def label(self) -> str:
+        """Its optimizer, with the settings of CProp that differ from the defaults.
+
+        Example:
+            >>> Specification("fmnist-fc", "cprop-adam+ema", lr=1e-3, settings={"cprop_c": 3.0}).label
+            'CProp(Adam), c = 3, averaged'
+        """
+        name = self.optimizer_name
+        text = f"CProp({name.recipe.title})" if name.cprop else name.recipe.title
+        measure = str(self.settings.get("cprop_measure", "normal"))
+        if measure != "normal":
+            text = text.replace("CProp", measure.replace("_", " ").capitalize())
+        turned = (f", {KNOBS[key]} = {value:g}" for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key])
+        return text + "".join(turned) + ", cosine" * name.cosine + ", averaged" * name.ema
+
+    @property
+    def facet(self) -> str:
+        """What distinguishes it from other runs of its experiment, besides its optimizer: options and batch size."""
+        options = self.options.items()
+        parts = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options]
+        if self.batch_size != 32:
+            parts.append(f"batch size {self.batch_size}")
+        return f" ({', '.join(parts)})" if parts else ""
+
+    @property
+    def place(self) -> str:
+        """Where its optimizer is tried: the workload and its facet."""
+        return self.workload + self.facet

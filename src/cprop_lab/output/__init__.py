@@ -1,0 +1,1 @@
+"""How results are shown: tables, figures, the HTML page, and export to trackers."""
