@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
 __all__ = ["app"]
 
@@ -164,11 +163,10 @@ def _command() -> str:
 def list_experiments() -> None:
     """List the experiments: one for each figure of the paper, and some beyond it."""
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
+    from cprop_lab.output.tables import Table
 
-    table = Table(Column("experiment", no_wrap=True), "paper", "what it shows", box=None)
-    for experiment in EXPERIMENTS.values():
-        table.add_row(experiment.name, experiment.figure, experiment.title)
-    console.print(table)
+    rows = [[experiment.name, experiment.figure, experiment.title] for experiment in EXPERIMENTS.values()]
+    console.print(Table(["experiment", "paper", "what it shows"], rows))
     for preset in PRESETS.values():
         console.print(f"--preset {preset.name}: {preset.about}", highlight=False)
 
@@ -224,11 +222,11 @@ def run(
 
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
     """Draw an experiment's figures, and print its verdicts or scores."""
-    from cprop_lab.analysis import scoreboard
     from cprop_lab.analysis.pairs import pairs
+    from cprop_lab.analysis.scoreboard import scores as scored
     from cprop_lab.output.drawing import save
     from cprop_lab.output.figures import draw
-    from cprop_lab.output.tables import fitting
+    from cprop_lab.output.tables import scores
 
     about = store.experiments()[name]
     runs = store.runs(about["runs"])
@@ -239,9 +237,8 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
         path = target / f"{name}{suffix}.png"
         save(figure, path)
         console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
-    if entries := scoreboard.scores(about, runs, timings):
-        for table in fitting(console, *scoreboard.table(entries)):
-            console.print(table)
+    if entries := scored(about, runs, timings):
+        console.print(scores(entries))
     elif found := pairs(runs):
         _print_verdicts(found, tables=False)
 
@@ -249,15 +246,15 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
 def _print_verdicts(found: Any, tables: bool) -> None:
     """Whether CProp helps, one optimizer after the other, and what limits the answer."""
     from cprop_lab.analysis.verdict import verdict
-    from cprop_lab.output.tables import fitting, folded
+    from cprop_lab.output.tables import Table, folded
 
     verdicts = [verdict(name, pair) for name, pair in found.items()]
     for one in verdicts:
         if tables:
             console.print()
         console.print(folded(one.headline, console.width), style="bold", markup=False, highlight=False)
-        for table in fitting(console, one.heads, one.rows) if tables else ():
-            console.print(table)
+        if tables:
+            console.print(Table(one.heads, one.rows))
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
         console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 
@@ -378,6 +375,7 @@ def cost(
     from rich.progress import track
 
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
+    from cprop_lab.output.tables import Table
     from cprop_lab.run.cost import estimate
     from cprop_lab.run.identity import identify
 
@@ -390,11 +388,8 @@ def cost(
         found = {name: estimate(runs) for name, runs in counting}
         once = {identify(run): run for runs in planned.values() for run in runs}
         found["all, each run once"] = estimate(once.values())
-        heads = ["runs", "iterations", "10^15 operations", "hours on one device"]
-        table = Table(Column("experiment", no_wrap=True), *heads, box=None)
-        for name, one in found.items():
-            table.add_row(name, *one.cells(tflops, overhead))
-        console.print(table)
+        headings = ["experiment", "runs", "iterations", "10^15 operations", "hours on one device"]
+        console.print(Table(headings, [[name, *one.cells(tflops, overhead)] for name, one in found.items()]))
         console.print(
             f"The hours assume {tflops:g} x 10^12 operations per second and {overhead:g} ms of overhead per iteration; "
             "they are not measured.",

@@ -29,7 +29,10 @@ from cprop_lab.run.evaluation import BINS, Evaluation, Status
 from cprop_lab.run.identity import identify, resolve
 from cprop_lab.run.specification import Specification
 
-__all__ = ["Run", "Store", "measured"]
+__all__ = ["Manifest", "Run", "Store", "measured"]
+
+Manifest = Mapping[str, Any]
+"""What is stored about an experiment: its runs, and what a reader should know."""
 
 SCHEMA: Final = pa.schema(
     {

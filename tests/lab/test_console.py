@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cprop_lab.engine.live_table import LiveTable
-from cprop_lab.output.tables import fitting, folded
+from cprop_lab.output.tables import Table, folded
 from cprop_lab.run.specification import Specification
 
 RUN = Specification("fmnist-cnn", "cprop-sgd", lr=0.1, iterations=400, evaluate_every=100)
@@ -127,7 +127,7 @@ def test_a_number_and_its_unit_stay_on_one_line():
 def test_a_wide_table_is_parted_and_not_cut(width, tables):
     text = io.StringIO()
     console = Console(file=text, width=width)
-    made = list(fitting(console, HEADS, ROWS))
+    made = list(Table(HEADS, ROWS).fitting(width))
     assert len(made) == tables
     for table in made:
         console.print(table)

@@ -15,7 +15,7 @@ from cprop_lab.analysis.curves import seconds_per_step
 from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.experiments import scoreboard as protocol
-from cprop_lab.output import figures
+from cprop_lab.output import figures, tables
 from cprop_lab.output.drawing import to_svg
 from cprop_lab.output.page import write as write_page
 from cprop_lab.store import Store
@@ -91,7 +91,8 @@ def test_the_order_is_that_of_the_scores(entries):
 
 
 def test_the_table_says_who_did_not_get_there(entries):
-    heads, rows = scoreboard.table(entries)
+    table = tables.scores(entries)
+    heads, rows = table.headings, table.rows
     assert all(len(row) == len(heads) for row in rows)
     cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     target = f"iterations {scoreboard.TARGETS[0].title}"

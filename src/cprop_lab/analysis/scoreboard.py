@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
-from cprop_lab.analysis.curves import ended, final_loss, seconds_per_step, smoothed, when
-from cprop_lab.analysis.groups import WORDS, by_seed, judged_by, names
+from cprop_lab.analysis.curves import final_loss, seconds_per_step, smoothed, when
+from cprop_lab.analysis.groups import by_seed, names
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
-__all__ = ["TARGETS", "Entry", "Target", "part_in_words", "score", "scores", "table"]
+__all__ = ["TARGETS", "Entry", "Target", "part_in_words", "score", "scores"]
 
 
 @dataclass(frozen=True)
@@ -107,27 +107,6 @@ def scores(about: Mapping[str, Any], runs: Sequence[Run], timings: Sequence[Run]
     """A scoreboard's rows; none while runs are missing, or for other experiments."""
     complete = len(runs) == len(about["runs"]) > 0
     return score(runs, timings) if about["kind"] == "scoreboard" and complete else []
-
-
-def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
-    """The headings and rows of a table, as text."""
-    column = judged_by(entries[0].runs)
-    heads = ["optimizer", "learning rate"]
-    for target in TARGETS:
-        heads += [f"iterations {target.title}", f"seconds {target.title}"]
-    ends = dict.fromkeys(("train_loss", "test_loss", column))
-    heads += ["time per step", *(f"final {WORDS[name]}" for name in ends)]
-    rows = [
-        [
-            entry.name,
-            f"{entry.specification.lr:g}",
-            *(part_in_words(entry, target, of) for target in range(len(TARGETS)) for of in ("iterations", "seconds")),
-            f"{entry.cost:.2f}",
-            *(ended(entry.runs, name) for name in ends),
-        ]
-        for entry in entries
-    ]
-    return heads, rows
 
 
 def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
