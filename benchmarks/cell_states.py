@@ -79,7 +79,7 @@ def look(case: Case, seed: int) -> list[dict[str, Any]]:
     """Train, and record at each mark the loss and the mean scale, and per layer the cell states and the gradient."""
     settings = dict(case.settings)
     run = Specification("ptb-lstm", case.optimizer, case.lr, seed=seed, settings=settings, examples=5)
-    training = Training(run.but(precision=case.precision))
+    training = Training(run.replace(precision=case.precision))
     assert isinstance(training.model, AWDLSTM)
     if case.warm_up:
         training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)

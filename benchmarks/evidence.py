@@ -183,7 +183,7 @@ def equally_far(names: Iterable[str]) -> str:
                 f"{lower} of {len(losses)}" if losses else "not reached",
             ]
             # Experiments share runs: each pair is listed where it first occurs.
-            rows.setdefault(tuple(run.identity for run in pair.scaled), row)
+            rows.setdefault(tuple(run.run_id for run in pair.scaled), row)
     kinds = ("test loss", "accuracy or perplexity")
     headings = [f"{kind}, {which}" for kind in kinds for which in ("plain", "with CProp")]
     return table(["experiment", "", *headings, "seeds with a lower test loss"], rows.values())
@@ -194,7 +194,7 @@ def _made(experiment: Kept) -> str:
     about, runs, _ = experiment
 
     def all_of(key: str) -> str:
-        return ", ".join(sorted({str(run.made[key]) for run in runs}))
+        return ", ".join(sorted({str(run.provenance[key]) for run in runs}))
 
     def numbers(of: Callable[[Specification], int]) -> str:
         return ", ".join(f"{n:,}" for n in sorted({of(run.specification) for run in runs}))
@@ -264,7 +264,7 @@ def fact(experiment: str, name: str, what: str) -> str:
 
 def digest(experiment: Kept) -> str:
     """A digest of all numbers in a figure's runs."""
-    parts = [(run.identity, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
+    parts = [(run.run_id, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
     return hashlib.sha256(json.dumps([experiment.about["kind"], parts]).encode()).hexdigest()[:16]
 
 

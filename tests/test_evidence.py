@@ -13,12 +13,12 @@ from benchmarks import cell_states, evidence, report
 from PIL import Image
 
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
-from cprop_lab.run.identity import identify
+from cprop_lab.run.identity import run_id
 from cprop_lab.store import Store
 
 PAGES = sorted((report.ROOT / "docs" / "results").glob("*.md"))
 RUNS = sorted((evidence.STORE / "runs").glob("*.json"))
-COMMITTED = {run.identity: run for run in Store(evidence.STORE).runs()}
+COMMITTED = {run.run_id: run for run in Store(evidence.STORE).runs()}
 
 
 def rows(path):
@@ -95,8 +95,8 @@ def again(about):
     asked = []
 
     def committed(specifications):
-        asked.extend(map(identify, specifications))
-        return [COMMITTED[identify(specification)] for specification in specifications]
+        asked.extend(map(run_id, specifications))
+        return [COMMITTED[run_id(specification)] for specification in specifications]
 
     chosen = chosen.only(given.optimizers.split(",")) if given.optimizers else chosen
     preset = replace(preset, seeds=given.seeds) if given.seeds else preset
@@ -116,8 +116,8 @@ def test_every_experiment_can_be_made_again_from_the_committed_runs():
 def test_runs_say_how_they_were_made():
     assert len(COMMITTED) == len(RUNS)
     for run in COMMITTED.values():
-        assert identify(run.specification) == run.identity  # the present code would make the same run
-        assert re.fullmatch(r"[0-9a-f]{12}", run.made["commit"])  # and not of changed files
+        assert run_id(run.specification) == run.run_id  # the present code would make the same run
+        assert re.fullmatch(r"[0-9a-f]{12}", run.provenance["commit"])  # and not of changed files
 
 
 def test_sentences_have_no_numbers_of_their_own():

@@ -47,7 +47,7 @@ class Executor(StrEnum):
     process = "process"
 
 
-class Sink(StrEnum):
+class Tracker(StrEnum):
     """Tools that curves can be exported to."""
 
     tensorboard = "tensorboard"
@@ -206,12 +206,12 @@ def run(
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         name = f"{experiment}-{preset.value}"
 
-        def keep(about: dict[str, Any]) -> None:
-            engine.store.write_experiment(name, {**about, "command": _command()})
+        def keep(manifest: dict[str, Any]) -> None:
+            engine.store.write_experiment(name, {**manifest, "command": _command()})
 
-        def begun(about: dict[str, Any], specifications: list[Any]) -> None:
+        def begun(manifest: dict[str, Any], specifications: list[Any]) -> None:
             # So that 'plot' and 'report' can show the finished part of a long experiment.
-            keep({**about, "runs": list(engine.identified(specifications)), "timings": []})
+            keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
 
         keep(chosen.run(length, engine.run, select, begun, engine.progress))
         _show(engine.store, name)
@@ -228,16 +228,16 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
     from cprop_lab.output.figures import draw
     from cprop_lab.output.tables import scores
 
-    about = store.experiments()[name]
-    runs = store.runs(about["runs"])
+    manifest = store.experiments()[name]
+    runs = store.runs(manifest["runs"])
     target = folder or store.local("figures") or Path("figures")
     target.mkdir(parents=True, exist_ok=True)
-    timings = store.runs(about.get("timings", ()))
-    for suffix, figure in draw(about, runs, timings).items():
+    timings = store.runs(manifest.get("timings", ()))
+    for suffix, figure in draw(manifest, runs, timings).items():
         path = target / f"{name}{suffix}.png"
         save(figure, path)
         console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
-    if entries := scored(about, runs, timings):
+    if entries := scored(manifest, runs, timings):
         console.print(scores(entries))
     elif found := pairs(runs):
         _print_verdicts(found, tables=False)
@@ -268,7 +268,7 @@ def plot(
     """Draw the figures of experiments from stored results, without running anything."""
     with plain_errors():
         store = _filled(storage)
-        names = [name for name, about in store.experiments().items() if experiment in (None, about["experiment"], name)]
+        names = [n for n, manifest in store.experiments().items() if experiment in (None, manifest["experiment"], n)]
         if not names:
             raise ValueError(
                 f"no results of {experiment or 'any experiment'} in {storage}: run it first, see 'cprop-lab list'"
@@ -377,7 +377,7 @@ def cost(
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
     from cprop_lab.output.tables import Table
     from cprop_lab.run.cost import estimate
-    from cprop_lab.run.identity import identify
+    from cprop_lab.run.identity import run_id
 
     with plain_errors():
         _use(data)
@@ -386,7 +386,7 @@ def cost(
         planned = {one.name: one.planned(PRESETS[preset.value]) for one in chosen}
         counting = track(planned.items(), "counting", console=console, transient=True)
         found = {name: estimate(runs) for name, runs in counting}
-        once = {identify(run): run for runs in planned.values() for run in runs}
+        once = {run_id(run): run for runs in planned.values() for run in runs}
         found["all, each run once"] = estimate(once.values())
         headings = ["experiment", "runs", "iterations", "10^15 operations", "hours on one device"]
         console.print(Table(headings, [[name, *one.cells(tflops, overhead)] for name, one in found.items()]))
@@ -403,7 +403,7 @@ def cost(
 
 @app.command()
 def export(
-    to: Annotated[Sink, typer.Option(help="Tool to export to.")],
+    to: Annotated[Tracker, typer.Option(help="Tool to export to.")],
     target: Annotated[
         str, typer.Option(help="TensorBoard: a folder; MLflow: a tracking URI; Weights & Biases: a project.")
     ],

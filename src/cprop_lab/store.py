@@ -1,12 +1,12 @@
-"""What was measured: a Parquet file a run, a readable specification beside it, and nothing else.
+"""The store: one Parquet file per run, with a readable specification beside it, and nothing else.
 
-A store is a folder or an object store's address, whatever ``pyarrow`` opens. Nothing in it is a
-pickle but the checkpoint of an unfinished run, which is read with ``weights_only``.
+A store is a folder or an address in an object store, whatever ``pyarrow`` opens. Nothing in it is a
+pickle except the checkpoint of an unfinished run, which is read with ``weights_only``. Reading needs no torch.
 
-    runs/<identity>.parquet            the curves, a row an evaluation
-    runs/<identity>.json               the specification, how the run ended, and how it was made
-    checkpoints/<identity>.pt          of a run that is not finished
-    experiments/<name>-<preset>.json   which runs belong to an experiment
+    runs/<run id>.parquet              the curves, one row per evaluation
+    runs/<run id>.json                 the specification, how the run ended, and its provenance
+    checkpoints/<run id>.pt            of a run that is not finished
+    experiments/<name>-<preset>.json   an experiment's manifest: which runs belong to it
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from cprop_lab.run.evaluation import BINS, Evaluation, Status
-from cprop_lab.run.identity import identify, resolve
+from cprop_lab.run.identity import resolve, run_id
 from cprop_lab.run.specification import Specification
 
 __all__ = ["Manifest", "Run", "Store", "measured"]
@@ -53,19 +53,19 @@ SCHEMA: Final = pa.schema(
 class Run:
     """A finished run: what it was, and its curves."""
 
-    identity: str
+    run_id: str
     specification: Specification
     status: Status
-    made: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     curves: pa.Table
 
     def column(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A curve's values, one an evaluation; NaN where there is none."""
+        """A curve's values, one per evaluation; NaN where there is none."""
         values = self.curves[name].to_numpy()
         return np.asarray(values, dtype=np.float64)
 
     def histogram(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The scale's distribution over time: a row an evaluation, a column a bin."""
+        """The scale's distribution over time: one row per evaluation, one column per bin."""
         return np.array([row or [np.nan] * BINS for row in self.curves["scale_histogram"].to_pylist()], dtype=float)
 
 
@@ -124,22 +124,22 @@ class Store:
     # Runs.
 
     def finished(self) -> set[str]:
-        """The identities of all runs that need not be run again."""
+        """The ids of all finished runs."""
         return set(self._names("runs", ".json"))
 
     def write(
-        self, specification: Specification, status: Status, rows: Sequence[Evaluation], made: Mapping[str, Any]
+        self, specification: Specification, status: Status, rows: Sequence[Evaluation], provenance: Mapping[str, Any]
     ) -> None:
         """Keep a run that has ended. The specification comes last: where it is, the curves are."""
-        name = identify(specification)
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA), sink)
-        self._write(f"runs/{name}.parquet", sink.getvalue().to_pybytes())
+        name = run_id(specification)
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA), buffer)
+        self._write(f"runs/{name}.parquet", buffer.getvalue().to_pybytes())
         about = {
             "identity": name,
             "status": status,
             "specification": resolve(specification),
-            "made": dict(made),
+            "made": dict(provenance),
         }
         self._write(f"runs/{name}.json", (json.dumps(about, indent=2) + "\n").encode())
         self.forget_checkpoint(name)
@@ -148,7 +148,7 @@ class Store:
         """A finished run.
 
         Raises:
-            FileNotFoundError: if there is none of that identity.
+            FileNotFoundError: if there is none with that id.
         """
         about, curves = self._read(f"runs/{name}.json"), self._read(f"runs/{name}.parquet")
         if about is None or curves is None:
@@ -167,7 +167,7 @@ class Store:
 
     def save_checkpoint(self, name: str, checkpoint: Any) -> None:
         """Keep where a run is; the one before is replaced once this one is whole."""
-        from cprop import files  # leads to torch, which readers do without
+        from cprop import files  # imports torch, which readers do not need
 
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
@@ -198,9 +198,9 @@ class Store:
 
     # Experiments.
 
-    def write_experiment(self, name: str, about: Mapping[str, Any]) -> None:
-        """Keep which runs make up an experiment."""
-        self._write(f"experiments/{name}.json", (json.dumps(dict(about), indent=2) + "\n").encode())
+    def write_experiment(self, name: str, manifest: Manifest) -> None:
+        """Keep an experiment's manifest: which runs it consists of."""
+        self._write(f"experiments/{name}.json", (json.dumps(dict(manifest), indent=2) + "\n").encode())
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """All experiments that were run, by name and preset."""

@@ -106,12 +106,12 @@ def test_it_is_tried_once_and_only_for_runs_that_are_to_be_run(tmp_path, monkeyp
     monkeypatch.setattr("cprop_lab.engine.engine.check", noted)
     one = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=2)
     engine = Engine(Store(tmp_path), executor="process")
-    engine.run([one, one.but(seed=1), one.but(optimizer="adam")])
-    engine.run([one, one.but(seed=2)])
+    engine.run([one, one.replace(seed=1), one.replace(optimizer="adam")])
+    engine.run([one, one.replace(seed=2)])
     assert tried == [trimmed(one)]
     Engine(Store(tmp_path), executor="process").run([one])
     assert len(tried) == 1
-    engine.run([one.but(batch_size=16)])
+    engine.run([one.replace(batch_size=16)])
     assert len(tried) == 2
 
 

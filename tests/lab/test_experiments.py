@@ -103,7 +103,7 @@ def test_what_there_is_of_an_unfinished_experiment_can_be_drawn(tmp_path, data_r
     known = {}
 
     def begun(about, specifications):
-        known.update(about, runs=list(engine.identified(specifications)))
+        known.update(about, runs=list(engine.by_id(specifications)))
 
     def stopped(specifications):
         engine.run(specifications[:3])

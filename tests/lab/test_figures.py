@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from cprop_lab.analysis import pairs as targets
 from cprop_lab.output import drawing, figures
 from cprop_lab.run.evaluation import BINS
-from cprop_lab.run.identity import identify
+from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Store
 
@@ -41,7 +41,7 @@ def write(store, run, losses, status="finished", metric="accuracy", metrics=None
             row |= {"mean_scale": 10 / step, "scale_histogram": shares.tolist()}
         rows.append(row)
     store.write(run, status, rows, MADE)
-    return identify(run)
+    return run_id(run)
 
 
 @pytest.fixture

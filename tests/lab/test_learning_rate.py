@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cprop_lab.analysis.curves import final_loss
 from cprop_lab.experiments.learning_rate import candidates, choose, grid, select
-from cprop_lab.run.identity import identify
+from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Store
 
@@ -91,11 +91,11 @@ def test_several_optimizers_search_in_one_set_of_runs_a_stage(tmp_path):
             diverged = s.lr > 3 and s.seed == 1
             rows = [{"step": i, "seconds": 0.0, "train_loss": loss, "test_loss": loss} for i in range(4)]
             store.write(s, "diverged" if diverged else "finished", rows, {})
-        return [store.read(identify(s)) for s in specifications]
+        return [store.read(run_id(s)) for s in specifications]
 
     base = Specification("tasks:Blobs", "sgd", lr=1.0)
     told = Phases()
-    found = select({n: base.but(optimizer=n) for n in best}, run, {"sgd": 1.0, "adam": 1e-3}, (0, 1), told, later=7)
+    found = select({n: base.replace(optimizer=n) for n in best}, run, {"sgd": 1.0, "adam": 1e-3}, (0, 1), told, later=7)
     assert {name: selection.lr for name, selection in found.items()} == best
     assert found["sgd"].losses[0.3] == pytest.approx(0.005)
     assert found["sgd"].losses[1.0] == pytest.approx(math.log(1 / 0.3) + 0.005)

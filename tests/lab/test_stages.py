@@ -81,12 +81,12 @@ assert "torch" not in sys.modules
 
 
 def test_results_are_read_and_shown_without_torch(tmp_path):
-    from cprop_lab.run.identity import identify
+    from cprop_lab.run.identity import run_id
     from cprop_lab.run.specification import Specification
     from cprop_lab.store import Store
 
     run = Specification("fmnist-fc", "cprop-adam", lr=1e-3)
     row = {"step": 0, "seconds": 0.0, "train_loss": 0.5, "test_loss": 0.6, "accuracy": 0.8, "lr": 1e-3}
     Store(tmp_path).write(run, "finished", [row], {})
-    assert Store(tmp_path).finished() == {identify(run)}
+    assert Store(tmp_path).finished() == {run_id(run)}
     subprocess.run([sys.executable, "-c", READING, str(tmp_path)], check=True, timeout=120)

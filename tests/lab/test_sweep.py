@@ -51,14 +51,14 @@ from cprop_lab.store import Store
 from cprop_lab.run.specification import Specification
 
 runs = Engine(Store("results")).run(map(Specification.from_json, sys.argv[1:]))
-print(*(run.identity for run in runs))
+print(*(run.run_id for run in runs))
 """
 
 IDENTIFY = """
 import sys
-from cprop_lab.run.identity import identify
+from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
-print(*(identify(Specification.from_json(text)) for text in sys.argv[1:]))
+print(*(run_id(Specification.from_json(text)) for text in sys.argv[1:]))
 """
 
 
@@ -136,7 +136,7 @@ def test_all_results_are_of_the_code_as_it_was_at_the_start(sweep):
     assert sweep.in_time
     assert sweep.filed == sweep.before
     runs = Store(sweep.folder / "results").runs()
-    assert {run.identity for run in runs} == set(sweep.before)
+    assert {run.run_id for run in runs} == set(sweep.before)
     assert {loss for run in runs for loss in run.column("train_loss")} == {1.0}
 
 

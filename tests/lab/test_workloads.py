@@ -134,10 +134,10 @@ def test_gradients_are_clipped(data_root):
 
 def test_the_papers_settings():
     run = Specification("fmnist-fc", "sgd", lr=0.1)
-    resolved = {name: run.but(optimizer=name).resolved_settings() for name in RECIPES}
+    resolved = {name: run.replace(optimizer=name).resolved_settings() for name in RECIPES}
     assert resolved["adam"] == resolved["amsgrad"] == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "fused": True}
     assert resolved["rmsprop"] == {"alpha": 0.99, "eps": 1e-8}
-    scaled = run.but(optimizer="cprop-sgd").resolved_settings()
+    scaled = run.replace(optimizer="cprop-sgd").resolved_settings()
     assert {k: scaled[k] for k in scaled if k.startswith("cprop_")} == {
         "cprop_beta": 0.999,
         "cprop_c": 1.0,

@@ -84,12 +84,12 @@ def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
     return {group: groups[group] for group in sorted(groups, key=order)}
 
 
-def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Specification, str]:
+def names(groups: Iterable[Specification], without: Collection[str] = ()) -> dict[Specification, str]:
     """The name of each group in figures: the optimizer and, where that is ambiguous, whatever else differs.
 
     Args:
         groups: all that are shown together.
-        but: settings that are shown elsewhere, and need not be in the name.
+        without: settings that are shown elsewhere, and need not be in the name.
     """
     groups = list(groups)
     # c = 1 need not be said, except next to other values.
@@ -107,7 +107,7 @@ def names(groups: Iterable[Specification], but: Collection[str] = ()) -> dict[Sp
     named = {}
     for (_, label), same in alike.items():
         values = [_values(group) for group in same]
-        differing = [key for key in values[0] if key not in but and len({own.get(key) for own in values}) > 1]
+        differing = [key for key in values[0] if key not in without and len({own.get(key) for own in values}) > 1]
         for group, own in zip(same, values, strict=True):
             named[group] = ", ".join([label, *(f"{WORDS.get(key, key)} {_text(own.get(key))}" for key in differing)])
     return {group: named[group] for group in groups}

@@ -107,8 +107,8 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
             and _setting(group) == _setting(scaled)
             and [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
         }
-        about = f"{scaled.workload}: " * several + scaled.label + scaled.facet
+        name = f"{scaled.workload}: " * several + scaled.label + scaled.facet
         for group, without in plain.items():
             against = f" against learning rate {group.lr:g}" * (len(plain) > 1)
-            found[about + against] = Pair(without, with_cprop)
+            found[name + against] = Pair(without, with_cprop)
     return found

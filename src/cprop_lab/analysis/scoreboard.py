@@ -6,15 +6,15 @@ What is run for it is decided in :mod:`cprop_lab.experiments.scoreboard`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Final
 
 from cprop_lab.analysis.curves import final_loss, seconds_per_step, smoothed, when
 from cprop_lab.analysis.groups import by_seed, names
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Run
+from cprop_lab.store import Manifest, Run
 
 __all__ = ["TARGETS", "Entry", "Target", "part_in_words", "score", "scores"]
 
@@ -103,10 +103,10 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     return sorted(entries, key=order)
 
 
-def scores(about: Mapping[str, Any], runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
+def scores(manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
     """A scoreboard's rows; none while runs are missing, or for other experiments."""
-    complete = len(runs) == len(about["runs"]) > 0
-    return score(runs, timings) if about["kind"] == "scoreboard" and complete else []
+    complete = len(runs) == len(manifest["runs"]) > 0
+    return score(runs, timings) if manifest["kind"] == "scoreboard" and complete else []
 
 
 def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:

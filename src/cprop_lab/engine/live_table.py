@@ -1,4 +1,4 @@
-"""What a person at the keyboard sees of a command under way: a bar, the phase, and the runs."""
+"""The progress of a command on the terminal: the phase, a bar, and the runs under way."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["LiveTable"]
 class LiveTable(Progress):
     """One bar for the whole command, its present phase, and a table of the runs under way.
 
-    On a terminal it is redrawn in place; a log gets a line for every run that ends. The bar counts iterations, because
-    runs differ in length.
+    On a terminal it is redrawn in place; a log gets one line per finished run. The bar counts iterations, because runs
+    differ in length.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -93,11 +93,11 @@ class LiveTable(Progress):
             self.said.add(what)
         self.what, self.since = what or "starting the runs and reading their data", time.monotonic()
 
-    def row(self, specification: Specification, row: Evaluation) -> None:
+    def evaluated(self, specification: Specification, evaluation: Evaluation) -> None:
         """Show how far a run is."""
-        self.first.setdefault(specification, row["step"])
+        self.first.setdefault(specification, evaluation["step"])
         self.moved = self.moved or time.monotonic()
-        self.rows[specification] = row
+        self.rows[specification] = evaluation
 
     def ended(self, specification: Specification) -> None:
         """Count a run, and take it off the table."""

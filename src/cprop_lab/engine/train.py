@@ -9,7 +9,7 @@ from typing import Final
 
 import cprop
 from cprop_lab.run.evaluation import Evaluation, Status
-from cprop_lab.run.identity import identify
+from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training, arithmetic, provenance
 from cprop_lab.store import Store
@@ -17,41 +17,41 @@ from cprop_lab.store import Store
 __all__ = ["CHECKPOINT_SECONDS", "train"]
 
 CHECKPOINT_SECONDS: Final = 30.0
-"""How much work a kill may cost at most: a checkpoint is written when this long has passed since the last one."""
+"""Between two checkpoints: at most this much work is lost when a run is killed."""
 
 
 def train(
     specification: Specification,
     store: Store,
-    report: Callable[[Evaluation], object] = lambda _: None,
+    on_evaluation: Callable[[Evaluation], object] = lambda _: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Status:
-    """Run to the end, from where it was if it was begun, and keep the curves; a finished run is left alone.
+    """Train to the end, from its checkpoint if there is one, and store the curves; a finished run is reused.
 
     Args:
-        specification: what to run.
-        store: where curves and checkpoints are kept.
-        report: told every row as it is made; if it raises, the run stops there and can be resumed.
+        specification: the run.
+        store: for curves and checkpoints.
+        on_evaluation: called after every evaluation; if it raises, the run stops there and can be resumed.
         checkpoint_seconds: how often to write a checkpoint, at an evaluation or between two.
 
     Returns:
         How the run ended.
     """
-    name = identify(specification)
+    name = run_id(specification)
     if name in store.finished():
         return store.read(name).status
     with arithmetic():
         training = resume(specification, store, name)
         written = time.monotonic()
         if not training.rows:
-            report(training.evaluate())
+            on_evaluation(training.evaluate())
         while training.step < specification.iterations and not training.diverged:
-            # In stretches short enough for the clock, that end where the evaluations are.
+            # In stretches that end at the evaluations, and are short enough to write checkpoints on time.
             every = specification.evaluate_every
             stop = min((training.step // every + 1) * every, specification.iterations)
             training.advance(min(stop - training.step, stretch(training, checkpoint_seconds)))
             if training.step == stop:
-                report(training.evaluate())
+                on_evaluation(training.evaluate())
             if time.monotonic() - written > checkpoint_seconds:
                 store.save_checkpoint(name, training.state_dict())
                 written = time.monotonic()
@@ -61,14 +61,14 @@ def train(
 
 
 def stretch(training: Training, seconds: float) -> int:
-    """How many steps fit between two looks at the clock."""
+    """How many steps to take before looking at the clock again."""
     if training.seconds == 0:
         return 2  # the first is not timed
     return max(1, int(seconds / 4 * training.step / training.seconds))
 
 
 def resume(specification: Specification, store: Store, name: str) -> Training:
-    """A run from its checkpoint, or from the start if there is none that can be trusted."""
+    """A run from its checkpoint, or from the start if there is none or it is damaged."""
     training = Training(specification)
     try:
         state = store.load_checkpoint(name)

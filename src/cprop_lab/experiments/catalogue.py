@@ -252,7 +252,7 @@ _SCOREBOARDS: Final = tuple(
         f"Scoreboard: {title}",
         "beyond the paper",
         "No claim of the paper: CProp among the optimizers of today, under rules written down before the runs.",
-        [Variant(workload, row, settings=scoreboard.settings(row)) for row in scoreboard.ROWS],
+        [Variant(workload, row, settings=scoreboard.settings(row)) for row in scoreboard.OPTIMIZERS],
         kind="scoreboard",
     )
     for workload, title in (

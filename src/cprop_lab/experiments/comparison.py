@@ -61,7 +61,7 @@ def compare(
             )
         parse(f"cprop-{base}")
     short = min(selection_iterations, specification.iterations)
-    plain = {base: specification.but(optimizer=base) for base in names}
+    plain = {base: specification.replace(optimizer=base) for base in names}
     selections = learning_rate.select(
         {base: learning_rate.shortened(one, short) for base, one in plain.items()},
         run,
@@ -73,7 +73,7 @@ def compare(
     progress.phase("comparing without and with CProp")
     runs = run(
         [
-            one.but(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
+            one.replace(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
             for base, one in plain.items()
             for prefix in ("", "cprop-")
             for seed in range(seeds)

@@ -16,7 +16,7 @@ from cprop_lab.store import Run
 
 __all__ = ["Experiment", "Variant"]
 
-Kind = Literal["curves", "histogram", "learning-rates", "scoreboard"]
+FigureKind = Literal["curves", "histogram", "learning-rates", "scoreboard"]
 
 
 RunAll = Callable[[list[Specification]], list[Run]]
@@ -24,7 +24,7 @@ RunAll = Callable[[list[Specification]], list[Run]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A curve of a figure: a run without its seed, length and learning rate.
+    """One curve of a figure: a run without its seed, length and learning rate.
 
     Args:
         workload: what is trained.
@@ -60,7 +60,7 @@ class Variant:
         return str(self.optimizer_name.plain._replace(ema=False))
 
     def setting(self) -> Variant:
-        """What a learning rate is selected for, whatever CProp's settings are and however steps are executed."""
+        """What a learning rate is selected for: without CProp's settings, and however steps are executed."""
         settings = {k: v for k, v in self.settings.items() if k not in ("fused", *CPROP_DEFAULTS)}
         return Variant(self.workload, self.base, self.batch_size, settings, self.options)
 
@@ -118,7 +118,7 @@ class Experiment:
     figure: str
     claim: str
     variants: Sequence[Variant]
-    kind: Kind = "curves"
+    kind: FigureKind = "curves"
     panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale")
 
     def only(self, bases: Iterable[str]) -> Experiment:
@@ -142,39 +142,39 @@ class Experiment:
         begun: Callable[[dict[str, Any], list[Specification]], object] | None = None,
         progress: Progress = SILENT,
     ) -> dict[str, Any]:
-        """Run it, and return what it consists of.
+        """Run it, and return its manifest.
 
         Args:
             preset: how long to run.
             run: runs a set of runs.
             select: whether learning rates are selected; by default what the preset says.
-            begun: called with what it consists of as soon as that is known, which may be hours before its end.
+            begun: called with the manifest and the runs as soon as they are known, which may be hours before the end.
             progress: told which phase follows.
 
         Returns:
-            What is stored about it: the identities of its runs, and what a reader should know.
+            Its manifest, which is stored: the ids of its runs, and what a reader should know.
         """
         settings = {variant.setting(): variant.guess() for variant in self.variants}
         if self.kind == "learning-rates" or (preset.select if select is None else select):
             selections = self.select(preset, run, progress)
             settings = {setting: selections[setting].lr for setting in settings}
-        about = self._about(preset, settings)
+        manifest = self._manifest(preset, settings)
         timings: list[Run] = []
         if self.kind == "learning-rates":
             runs = [one for selection in selections.values() for one in selection.runs]
         else:
             specifications = self.specifications(preset, settings)
             if begun is not None:
-                begun(about, specifications)
+                begun(manifest, specifications)
             progress.phase("running the experiment", sum(one.iterations for one in self._timings(preset, settings)))
             runs = run(specifications)
         if self.kind == "scoreboard":
             progress.phase("timing steps")
             timings = run(self._timings(preset, settings))
         return {
-            **about,
-            "runs": [one.identity for one in runs],
-            "timings": [one.identity for one in timings],
+            **manifest,
+            "runs": [one.run_id for one in runs],
+            "timings": [one.run_id for one in timings],
         }
 
     def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
@@ -182,7 +182,7 @@ class Experiment:
         turns = range(scoreboard.TIMINGS if self.kind == "scoreboard" else 0)
         return [v.timing(preset, v.rate(lrs[v.setting()]), turn) for turn in turns for v in self.variants]
 
-    def _about(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
+    def _manifest(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
         """What a reader should know, besides its runs."""
         return {
             "experiment": self.name,

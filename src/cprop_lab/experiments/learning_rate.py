@@ -95,7 +95,7 @@ class Selection:
 
 def shortened(specification: Specification, iterations: int) -> Specification:
     """A shortened run for the selection of a learning rate, with the few evaluations it needs."""
-    return specification.but(iterations=iterations, evaluate_every=max(1, iterations // 10))
+    return specification.replace(iterations=iterations, evaluate_every=max(1, iterations // 10))
 
 
 def select(
@@ -121,7 +121,7 @@ def select(
     kept: dict[str, list[Run]] = {name: [] for name in specifications}
     for stage in itertools.count(1):
         wanted = {
-            (name, place): [specification.but(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
+            (name, place): [specification.replace(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
             for name, specification in specifications.items()
             for place in candidates(guesses[name], losses[name])
         }

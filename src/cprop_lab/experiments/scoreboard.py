@@ -12,9 +12,9 @@ from typing import Final
 from cprop_lab.run.names import parse
 from cprop_lab.run.specification import Specification
 
-__all__ = ["ROWS", "TIMINGS", "settings", "timing"]
+__all__ = ["OPTIMIZERS", "TIMINGS", "settings", "timing"]
 
-ROWS: Final = (
+OPTIMIZERS: Final = (
     *("sgd", "cprop-sgd", "adam", "cprop-adam", "adam+ema", "cprop-adam+ema"),
     *("adamw", "cprop-adamw", "adamw+cosine", "cprop-adamw+cosine"),
     *("schedule-free-adamw", "schedule-free-cprop", "cautious-adamw", "prodigy", "lion", "adabelief"),
@@ -37,7 +37,7 @@ def timing(specification: Specification, iterations: int) -> Specification:
     every = max(1, iterations // 10)
     # Evaluations only divide the run into stretches; for a text, an example is a window, and a hundred take minutes.
     few = max(1, min(100, specification.examples // 20))
-    return specification.but(iterations=max(10, iterations), evaluate_every=every, examples=few)
+    return specification.replace(iterations=max(10, iterations), evaluate_every=every, examples=few)
 
 
 def settings(optimizer: str) -> dict[str, float]:

@@ -49,7 +49,7 @@ Look = dict[str, Any]
 
 
 WIDTH: Final = 9.0
-"""In inches: at 100 pixels an inch, the width of a README's column."""
+"""In inches: at 100 pixels per inch, the width of a README's column."""
 
 
 NARROW: Final = 5.4
@@ -196,7 +196,7 @@ def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
-PIXELS_AN_INCH: Final = 150
+DPI: Final = 150
 
 
 def to_svg(figure: Figure) -> str:
@@ -204,7 +204,7 @@ def to_svg(figure: Figure) -> str:
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with styled():
-        figure.savefig(stream, format="svg", dpi=PIXELS_AN_INCH, metadata=nothing)
+        figure.savefig(stream, format="svg", dpi=DPI, metadata=nothing)
     text = stream.getvalue()
     return text[text.index("<svg") :]  # without the prologue of a file
 
@@ -222,4 +222,4 @@ def save(figure: Figure, path: Path) -> None:
         path.write_text(to_svg(figure), encoding="utf-8")
         return
     with styled():
-        figure.savefig(path, dpi=PIXELS_AN_INCH, metadata={"Software": None})
+        figure.savefig(path, dpi=DPI, metadata={"Software": None})

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib import colors
@@ -37,7 +37,7 @@ from cprop_lab.output.drawing import (
 )
 from cprop_lab.run.evaluation import BINS, METRICS
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Run, measured
+from cprop_lab.store import Manifest, Run, measured
 
 __all__ = ["curves", "draw", "histogram", "learning_rates", "scoreboard", "times_to_target"]
 
@@ -226,7 +226,7 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     searches: dict[Specification, dict[float, list[Run]]] = {}
     for group, own in grouped(runs).items():
         # Any learning rate will do to name the search.
-        searches.setdefault(group.but(lr=1.0), {})[group.lr] = own
+        searches.setdefault(group.replace(lr=1.0), {})[group.lr] = own
     named = names(searches)
     drawn = looks(named)
     places = by_place(searches)
@@ -394,25 +394,27 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
 
 
 def draw(
-    about: Mapping[str, Any], runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True
+    manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True
 ) -> dict[str, Figure]:
     """An experiment's figures, by the suffix of their file names.
 
     Args:
-        about: the experiment, as stored.
+        manifest: the experiment, as stored.
         runs: its finished runs; some may be missing, and without any there is nothing to draw.
         timings: a scoreboard's short runs.
         titled: whether figures have a title, for use outside the page.
     """
-    title = (about["title"] + f" · {about['preset']}: shorter than the paper's" * bool(about["reduced"])) * titled
+    title = (
+        manifest["title"] + f" · {manifest['preset']}: shorter than the paper's" * bool(manifest["reduced"])
+    ) * titled
     found = {}
-    if about["kind"] == "learning-rates" and runs:
+    if manifest["kind"] == "learning-rates" and runs:
         found[""] = learning_rates(runs, title)
-    if about["kind"] == "histogram" and measured(runs, "mean_scale"):
+    if manifest["kind"] == "histogram" and measured(runs, "mean_scale"):
         found[""] = histogram(runs, title)
-    if about["kind"] in ("curves", "scoreboard") and runs:
-        found[""] = curves(runs, about["panels"], title)
-    if entries := scores(about, runs, timings):
+    if manifest["kind"] in ("curves", "scoreboard") and runs:
+        found[""] = curves(runs, manifest["panels"], title)
+    if entries := scores(manifest, runs, timings):
         found["-scores"] = scoreboard(entries, title)
     elif found_pairs := pairs(runs):
         found["-times"] = times_to_target(found_pairs, title)

@@ -54,7 +54,7 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
     """What the template shows of an experiment; what is empty is left out."""
     anchor = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
     drawn = draw(manifest, runs, timings, titled=False)
-    present = {run.identity for run in runs}
+    present = {run.run_id for run in runs}
     entries, found = scores(manifest, runs, timings), pairs(runs)
     verdicts = [verdict(name, pair) for name, pair in found.items()]
     return {
@@ -84,10 +84,10 @@ def _provenance(manifest: Manifest, runs: Sequence[Run]) -> dict[str, str]:
 
     def made(*keys: str) -> str:
         """The distinct values that the runs have there."""
-        found = (" ".join(str(run.made.get(key, "")) for key in keys).strip() for run in runs)
+        found = (" ".join(str(run.provenance.get(key, "")) for key in keys).strip() for run in runs)
         return ", ".join(sorted(set(filter(None, found)))) or NOTHING
 
-    dates = sorted(str(run.made["finished"]) for run in runs if "finished" in run.made)
+    dates = sorted(str(run.provenance["finished"]) for run in runs if "finished" in run.provenance)
     return {
         "preset": manifest["preset"] + " (shorter than the paper's)" * bool(manifest["reduced"]),
         "learning rates": ", ".join(f"{name}: {lr:g}" for name, lr in manifest["learning_rates"].items()) or NOTHING,

@@ -155,7 +155,7 @@ def _to_target(pair: Pair) -> list[str]:
 def final_values(runs: Sequence[Run]) -> Table:
     """Final losses and metrics of each group of runs."""
     groups = grouped(runs)
-    named = names(groups, but=("lr",))
+    named = names(groups, without=("lr",))
     places = by_place(groups)
     several = len(places) > 1
     metrics = [column for column in METRICS if measured(runs, column)]
@@ -184,9 +184,7 @@ def _end(runs: Sequence[Run], with_metric: bool) -> list[str]:
 def all_runs(runs: Sequence[Run]) -> Table:
     """Every run and its settings."""
     fields = list(runs[0].specification.to_dict())
-    rows = [
-        [run.identity, run.status, *(_setting(run.specification.to_dict()[name]) for name in fields)] for run in runs
-    ]
+    rows = [[run.run_id, run.status, *(_setting(run.specification.to_dict()[name]) for name in fields)] for run in runs]
     headings = ["run", "ended", *(name.replace("_", " ") for name in fields)]
     return Table(headings, rows, words=len(headings))
 

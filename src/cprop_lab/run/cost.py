@@ -1,4 +1,4 @@
-"""The cost of runs: floating-point operations counted on real steps, and the hours that follow from them."""
+"""The cost of runs: floating-point operations, counted on real steps, and the resulting hours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cost:
     Args:
         runs: number of runs.
         iterations: of all runs together.
-        flops: of all runs together, evaluations included.
+        flops: of all runs together, including evaluations.
     """
 
     runs: int
@@ -47,7 +47,7 @@ class Cost:
 @cache
 def flops(specification: Specification) -> tuple[float, float]:
     """Operations of one step, and of evaluating one example (for a text, one window), counted while they run."""
-    training = Training(specification.but(examples=1))
+    training = Training(specification.replace(examples=1))
     counted = []
     for do in (lambda: training.advance(1), training.evaluate):
         with FlopCounterMode(display=False) as counter:

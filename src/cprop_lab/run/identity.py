@@ -8,21 +8,21 @@ from typing import Any
 
 from cprop_lab.run.specification import NUMERICS, Specification
 
-__all__ = ["identify", "resolve"]
+__all__ = ["resolve", "run_id"]
 
 
 def resolve(specification: Specification) -> dict[str, Any]:
-    """A specification with every default written out, and the version of the code: what a run's identity is made of."""
-    from cprop_lab import workloads  # leads to torch, which readers of stored runs do without
+    """A specification with every default written out, and the version of the code: what a run's id is computed from."""
+    from cprop_lab import workloads  # imports torch, which readers of stored runs do not need
 
     settings = specification.resolved_settings()
     return {
-        **specification.but(settings=settings).to_dict(),
+        **specification.replace(settings=settings).to_dict(),
         "numerics": NUMERICS,
         "code": workloads.code(specification.workload),
     }
 
 
-def identify(specification: Specification) -> str:
-    """The name of a run: sixteen digits that follow from all that decides its numbers."""
+def run_id(specification: Specification) -> str:
+    """The id of a run: sixteen hexadecimal digits."""
     return hashlib.sha256(json.dumps(resolve(specification), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The optimizers that are compared, by name: the paper's five, today's peers, and CProp around each of them.
 
 A name is read from the inside out: ``cprop-adam+cosine`` is Adam, its updates scaled by CProp, under
-cosine decay. Peers come from their own packages, so that none of them is weaker by our hand.
+cosine decay. Peers come from their own packages, so that none is weaker because of us.
 
 Nothing here imports torch: whoever reads results needs names, not optimizers.
 """
@@ -24,7 +24,7 @@ Setting = bool | int | float | str
 Build = Callable[..., "Optimizer"]
 
 START: Final = "cprop_start"
-"""After how many steps CProp begins to scale: the laboratory's own, see :class:`LateStart`."""
+"""After how many steps CProp starts to scale: a setting of the laboratory, see ``optimizers.LateStart``."""
 
 
 # Settings of CProp itself stand beside those of the optimizer it scales, as they do in the library's param groups.
@@ -43,17 +43,17 @@ KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c", START: 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an optimizer is built, and where a search for its learning rate begins.
+    """How an optimizer is built, and where the search for its learning rate starts.
 
     Args:
-        title: as figures name it.
+        title: in figures and tables.
         plain: builds it from parameters, ``lr`` and the settings.
-        native: builds the native CProp optimizer that holds the same rule; without one, the wrapper is used.
-        settings: defaults, written out: they are part of a run's identity.
-        guess: where the search for the learning rate begins.
-        alone: whether CProp cannot wrap it: it evaluates other weights than it trains, and CProp would scale the
+        native: builds the native CProp optimizer with the same rule; without one, the wrapper is used.
+        settings: defaults, written out: they are part of a run's id.
+        guess: where the search for the learning rate starts.
+        alone: whether CProp cannot wrap it: it trains and evaluates different weights, and CProp would scale the
             difference between them.
-        scales: the optimizer whose steps this one scales by CProp in a rule of its own, if it does.
+        scales: the optimizer whose steps this one scales by CProp in its own rule, if it does.
     """
 
     title: str

@@ -23,11 +23,11 @@ EMA_DECAY: Final = 0.999
 
 
 class LateStart(LRScheduler):
-    """CProp watches for the first steps and scales from then on: until there its ``c`` is infinite, a scale of one.
+    """CProp only observes the first steps and scales after them: until then its ``c`` is infinite, a scale of one.
 
     Args:
         optimizer: with CProp.
-        steps: how many it watches.
+        steps: how many it only observes.
     """
 
     def __init__(self, optimizer: Optimizer, steps: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
@@ -16,8 +17,8 @@ __all__ = ["NUMERICS", "Precision", "Specification"]
 Precision = Literal["float32", "bfloat16"]
 
 # The version of the code that decides a run's numbers: training, networks, data, optimizers. Runs of another version
-# are other runs. A hash of the sources would throw results away for a comment; so this number is raised by hand, and a
-# test that trains a little and compares with numbers on record says when.
+# are other runs. A hash of the sources would discard results because of a comment; so this number is raised by hand,
+# and a test that trains briefly and compares with recorded numbers says when.
 NUMERICS: Final = 2
 
 
@@ -27,26 +28,26 @@ def _frozen(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
 
 @dataclass(frozen=True)
 class Specification:
-    """One training run, given in full: the same specification makes the same curves.
+    """One training run, fully specified: the same specification gives the same curves.
 
     Args:
         workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
         optimizer: a name of ``cprop_lab.run.names.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
             after it decays the learning rate to zero, ``+ema`` averages the weights for evaluation.
         lr: the learning rate, at the start where it decays.
-        seed: decides the initial weights, the order of the data, augmentation and dropout.
-        iterations: how many steps.
+        seed: of the initial weights, the order of the data, augmentation and dropout.
+        iterations: number of steps.
         precision: ``"bfloat16"`` runs the network under autocast; parameters and optimizer stay in float32.
         settings: of the optimizer, beyond its learning rate.
         options: of the workload, such as ``dropout``.
-        evaluate_every: iterations between two rows of the curves.
-        examples: how many examples of the training data, and of the test data, an evaluation looks at.
+        evaluate_every: iterations between two evaluations.
+        examples: per evaluation, of the training and of the test data.
 
     Example:
         >>> run = Specification("fmnist-fc", "cprop-adam", lr=1e-3, iterations=100)
         >>> Specification.from_json(run.to_json()) == run
         True
-        >>> run.but(seed=1).seed
+        >>> run.replace(seed=1).seed
         1
     """
 
@@ -80,9 +81,9 @@ class Specification:
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return Specification.from_json, (self.to_json(),)
 
-    def but(self, **changes: Any) -> Specification:
-        """The same run with some things changed."""
-        return replace(self, **changes)
+    def replace(self, **changes: Any) -> Specification:
+        """The same run with some things changed, as :func:`dataclasses.replace`."""
+        return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -90,15 +91,15 @@ class Specification:
         return {**values, "settings": dict(self.settings), "options": dict(self.options)}
 
     def to_json(self) -> str:
-        """As text, always the same for the same run."""
+        """As text, the same for equal runs."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> Specification:
-        """The run that :meth:`to_json` wrote down.
+        """The run that :meth:`to_json` wrote.
 
         Raises:
-            ValueError: if the text names something that a run does not have.
+            ValueError: if the text has fields that a run does not have.
         """
         values = json.loads(text)
         unknown = set(values) - {f.name for f in fields(Specification)}
@@ -109,8 +110,8 @@ class Specification:
         return Specification(**values)
 
     def group(self) -> Specification:
-        """What runs that differ in their seed alone have in common."""
-        return self.but(seed=0)
+        """The same for all runs that only differ in their seed."""
+        return self.replace(seed=0)
 
     # Its optimizer.
 
@@ -145,7 +146,7 @@ class Specification:
             )
         resolved = {**defaults, **self.settings}
         if not resolved.get(START):
-            # The usual start is no part of a run's identity: there were runs before there was another.
+            # The default start is not part of a run's id: there were runs before it was a setting.
             resolved.pop(START, None)
         return resolved
 
@@ -153,7 +154,7 @@ class Specification:
         """The same run without compiled or fused steps, for machines that cannot compile."""
         if "fused" not in self.resolved_settings():
             return self
-        return self.but(settings={**self.settings, "fused": False})
+        return self.replace(settings={**self.settings, "fused": False})
 
     # What tables and figures call it.
 
