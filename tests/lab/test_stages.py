@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cprop_lab.experiments import EXPERIMENTS, PRESETS
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
+
 LAB = Path(__file__).parents[2] / "src" / "cprop_lab"
 
 # What each stage may import, besides itself; docs/internals.md shows the same picture.
@@ -71,22 +76,23 @@ def test_the_stages_have_an_order():
 
 READING = """
 import sys
-import cprop_lab.store, cprop_lab.experiments, cprop_lab.output.page, cprop_lab.output.tables
-from cprop_lab import Specification
-store = cprop_lab.store.Store(sys.argv[1])
-assert [run.column("train_loss")[-1] for run in store.runs()] == [0.5]
-cprop_lab.output.page.write(store, __import__("pathlib").Path(sys.argv[1]) / "page.html")
+from cprop_lab.cli import app
+
+store, page = sys.argv[1:]
+for command in (["list"], ["plot", "--storage", store], ["report", "--storage", store, "--out", page]):
+    app(command, standalone_mode=False)
 assert "torch" not in sys.modules
 """
 
 
-def test_results_are_read_and_shown_without_torch(tmp_path):
-    from cprop_lab.run.identity import run_id
-    from cprop_lab.run.specification import Specification
-    from cprop_lab.store import Store
-
+def test_results_are_listed_drawn_and_reported_without_torch(tmp_path):
     run = Specification("fmnist-fc", "cprop-adam", lr=1e-3)
-    row = {"step": 0, "seconds": 0.0, "train_loss": 0.5, "test_loss": 0.6, "accuracy": 0.8, "lr": 1e-3}
-    Store(tmp_path).write(run, "finished", [row], {})
-    assert Store(tmp_path).finished() == {run_id(run)}
-    subprocess.run([sys.executable, "-c", READING, str(tmp_path)], check=True, timeout=120)
+    store = Store(tmp_path / "store")
+    store.write(run, "finished", [{"step": step, "train_loss": 0.5, "lr": 1e-3} for step in (0, 500)], {})
+    manifest = EXPERIMENTS["fmnist-fc"].run(PRESETS["smoke"], lambda specifications: [])
+    store.write_experiment("fmnist-fc-smoke", {**manifest, "runs": [run_id(run)], "command": "cprop-lab run fmnist-fc"})
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-c", READING, str(tmp_path / "store"), str(page)]
+    told = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
+    assert "Figure: " in told
+    assert run_id(run) in page.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cprop_lab.analysis.curves import at, final_loss, when
 from cprop_lab.analysis.groups import by_seed
@@ -30,7 +31,7 @@ class Pair:
     plain: Sequence[Run]
     scaled: Sequence[Run]
 
-    @property
+    @cached_property
     def learned(self) -> list[tuple[Run, Run, float]]:
         """The seeds that have a target: both runs, and the plain one's final training loss."""
         both = zip(self.plain, self.scaled, strict=True)
@@ -103,7 +104,7 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
         plain = {
             group: without
             for group, without in groups.items()
-            if group.optimizer == str(scaled.optimizer_name.plain)
+            if group.optimizer == scaled.optimizer_name.plain
             and _setting(group) == _setting(scaled)
             and [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
         }

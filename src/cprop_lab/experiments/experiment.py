@@ -51,13 +51,13 @@ class Variant:
         """The optimizer's name, taken apart once."""
         return parse(self.optimizer)
 
-    @cached_property
+    @property
     def base(self) -> str:
         """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3).
 
         Nor are averaged weights, on which no step depends.
         """
-        return str(self.optimizer_name.plain._replace(ema=False))
+        return self.optimizer_name.tuned
 
     def setting(self) -> Variant:
         """What a learning rate is selected for: without CProp's settings, and however steps are executed."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -162,7 +162,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
-class OptimizerName(NamedTuple):
+@dataclass(frozen=True)
+class OptimizerName:
     """An optimizer's name, taken apart."""
 
     base: str
@@ -170,18 +171,20 @@ class OptimizerName(NamedTuple):
     cosine: bool = False
     ema: bool = False
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         """How the optimizer inside is built."""
         return RECIPES[self.base]
 
-    @property
-    def plain(self) -> OptimizerName:
-        """The same without CProp."""
-        return self._replace(cprop=False)
+    @cached_property
+    def tuned(self) -> str:
+        """The name whose learning rate it uses: neither CProp nor averaged weights have one of their own."""
+        return f"{self.base}{'+cosine' * self.cosine}"
 
-    def __str__(self) -> str:
-        return f"{'cprop-' * self.cprop}{self.base}{'+cosine' * self.cosine}{'+ema' * self.ema}"
+    @cached_property
+    def plain(self) -> str:
+        """The name without CProp."""
+        return f"{self.tuned}{'+ema' * self.ema}"
 
 
 @cache

@@ -158,7 +158,7 @@ class Specification:
 
     # What tables and figures call it.
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Its optimizer, with the settings of CProp that differ from the defaults.
 
@@ -174,7 +174,7 @@ class Specification:
         turned = (f", {KNOBS[key]} = {value:g}" for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key])
         return text + "".join(turned) + ", cosine" * name.cosine + ", averaged" * name.ema
 
-    @property
+    @cached_property
     def facet(self) -> str:
         """What distinguishes it from other runs of its experiment, besides its optimizer: options and batch size."""
         options = self.options.items()
@@ -183,7 +183,7 @@ class Specification:
             parts.append(f"batch size {self.batch_size}")
         return f" ({', '.join(parts)})" if parts else ""
 
-    @property
+    @cached_property
     def place(self) -> str:
         """Where its optimizer is tried: the workload and its facet."""
         return self.workload + self.facet
