@@ -82,7 +82,7 @@ class Specification:
         return Specification.from_json, (self.to_json(),)
 
     def replace(self, **changes: Any) -> Specification:
-        """The same run with some things changed, as :func:`dataclasses.replace`."""
+        """The same run with some things changed, as ``dataclasses.replace`` does."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
