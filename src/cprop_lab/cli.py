@@ -254,7 +254,7 @@ def _print_verdicts(found: Any, tables: bool) -> None:
             console.print()
         console.print(folded(one.headline, console.width), style="bold", markup=False, highlight=False)
         if tables:
-            console.print(Table(one.heads, one.rows))
+            console.print(Table(one.headings, one.rows))
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
         console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 

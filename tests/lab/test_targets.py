@@ -127,7 +127,7 @@ def test_a_verdict_that_helps(make):
         "SGD + CProp helps: it reaches SGD's final training loss in 50 % fewer iterations (95 % interval 50 to 50 %, "
         "three seeds) and 50 % less time (50 to 50 %)."
     )
-    assert said.heads == ["", "SGD", "CProp(SGD)", "change"]
+    assert said.headings == ["", "SGD", "CProp(SGD)", "change"]
     assert said.rows == [
         ["iterations to that loss", "400", "200", "50 % fewer (50 to 50 %)"],
         ["seconds to that loss", "4.00", "2.00", "50 % less (50 to 50 %)"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ __all__ = [
     "smoothed",
     "when",
 ]
+
+Rate = TypeVar("Rate", int, float)
 
 WINDOW: Final = 3
 """Rows of a curve that are averaged before it is compared: single evaluations are noisy."""
@@ -108,6 +110,6 @@ def over_seeds(runs: Iterable[Run], column: str) -> dict[int, Spread]:
     return {step: spread(those) for step, those in values.items()}
 
 
-def choose(losses: Mapping[Any, float]) -> Any:
+def choose(losses: Mapping[Rate, float]) -> Rate:
     """The learning rate, or place in a grid of them, with the lowest loss; on a tie, the smaller one."""
     return min(losses, key=lambda rate: (losses[rate], rate))

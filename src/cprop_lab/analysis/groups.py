@@ -14,8 +14,8 @@ __all__ = [
     "WORDS",
     "Family",
     "Kin",
-    "by_place",
     "by_seed",
+    "by_workload",
     "grouped",
     "judged_by",
     "kin",
@@ -73,13 +73,13 @@ def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
     Workloads and optimizers keep their order; an optimizer comes without CProp first, then with, by rising beta and c.
     """
     groups = by_seed(runs)
-    places = list(dict.fromkeys(group.place for group in groups))
+    labels = list(dict.fromkeys(group.workload_label for group in groups))
     families = list(dict.fromkeys(kin(group).family for group in groups))
 
     def order(group: Specification) -> tuple[float, ...]:
         own = kin(group)
         turned = group.knobs.values()
-        return places.index(group.place), families.index(own.family), own.cprop, *turned, group.lr
+        return labels.index(group.workload_label), families.index(own.family), own.cprop, *turned, group.lr
 
     return {group: groups[group] for group in sorted(groups, key=order)}
 
@@ -96,14 +96,14 @@ def names(groups: Iterable[Specification], without: Collection[str] = ()) -> dic
     seen: dict[tuple[str, Kin, str], set[float]] = {}
     for group in groups:
         for key, value in group.knobs.items():
-            seen.setdefault((group.place, kin(group), key), set()).add(value)
+            seen.setdefault((group.workload_label, kin(group), key), set()).add(value)
     alike: dict[tuple[str, str], list[Specification]] = {}
     for group in groups:
         label = group.label
         for key, value in group.knobs.items():
-            if value == CPROP_DEFAULTS[key] and len(seen[group.place, kin(group), key]) > 1:
+            if value == CPROP_DEFAULTS[key] and len(seen[group.workload_label, kin(group), key]) > 1:
                 label += f", {KNOBS[key]} = {value:g}"
-        alike.setdefault((group.place, label), []).append(group)
+        alike.setdefault((group.workload_label, label), []).append(group)
     named = {}
     for (_, label), same in alike.items():
         values = [_values(group) for group in same]
@@ -123,13 +123,13 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def by_place(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
+def by_workload(groups: Iterable[Specification]) -> dict[str, list[Specification]]:
     """Groups by workload, options and batch size."""
     groups = list(groups)
     several = len({group.batch_size for group in groups}) > 1
     places: dict[str, list[Specification]] = {}
     for group in groups:
-        where, size = group.place, f"batch size {group.batch_size}"
+        where, size = group.workload_label, f"batch size {group.batch_size}"
         if several and size not in where:  # the usual one is only said next to others
             where = f"{where[:-1]}, {size})" if group.facet else f"{where} ({size})"
         places.setdefault(where, []).append(group)

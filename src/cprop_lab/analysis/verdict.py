@@ -31,13 +31,13 @@ class Verdict:
 
     Args:
         headline: the result, in a sentence.
-        heads: of a small table.
+        headings: of a small table.
         rows: of the table: what it takes to reach the target, and where both runs end.
         notes: what limits the result.
     """
 
     headline: str
-    heads: Sequence[str]
+    headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
 

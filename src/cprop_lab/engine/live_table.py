@@ -151,7 +151,7 @@ class LiveTable(Progress):
         for specification, row in list(self.rows.items()):
             timed = row["step"] and row["seconds"]
             table.add_row(
-                specification.place,
+                specification.workload_label,
                 specification.label,
                 f"{specification.lr:g}",
                 str(specification.seed),
@@ -164,7 +164,7 @@ class LiveTable(Progress):
 
 def described(specification: Specification) -> str:
     """A run, in a line of a log."""
-    return f"{specification.place} {specification.label} lr {specification.lr:g} seed {specification.seed}"
+    return f"{specification.workload_label} {specification.label} lr {specification.lr:g} seed {specification.seed}"
 
 
 def first_step(specification: Specification) -> str:

@@ -60,7 +60,7 @@ def candidates(guess: float, losses: Mapping[int, float]) -> list[int]:
     """
     if not losses:
         return [-1, 0, 1]
-    best: int = choose(losses)
+    best = choose(losses)
     following = [place for place in (best - 1, best + 1) if place not in losses]
     # If all diverged there is no best yet: try smaller rates.
     if math.isinf(losses[best]):

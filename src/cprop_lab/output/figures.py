@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from cprop_lab.analysis.curves import by_step, choose, final_loss, over_seeds
-from cprop_lab.analysis.groups import WORDS, by_place, grouped, judged_by, kin, metric, names, with_status
+from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, kin, metric, names, with_status
 from cprop_lab.analysis.pairs import Pair, outcome, pairs
 from cprop_lab.analysis.scoreboard import TARGETS, Entry, part_in_words, scores
 from cprop_lab.analysis.spread import spread
@@ -80,7 +80,7 @@ def curves(
     groups = grouped(runs)
     named = names(groups)
     drawn = looks(named)
-    rows = {where: {named[group]: groups[group] for group in members} for where, members in by_place(groups).items()}
+    rows = {where: {named[group]: groups[group] for group in members} for where, members in by_workload(groups).items()}
     columns = [panel for panel in panels if any(measured(runs, column) for column in _meant(panel))]
     if not columns:
         raise ValueError(f"no run has a column {' or '.join(panels)}: pass finished runs, and columns that they have")
@@ -176,9 +176,9 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
     named = names(groups)
     figure = Figure(figsize=(WIDTH * 0.85, 2.7 * len(groups) + 0.9))
     grid = figure.subplots(len(groups), 2, squeeze=False, sharey="row", width_ratios=(1.6, 1))
-    several = len(by_place(groups)) > 1
+    several = len(by_workload(groups)) > 1
     for (image, mean), (group, own) in zip(grid, groups.items(), strict=True):
-        image.set_title(named[group] + f": {group.place}" * several, fontweight="bold")
+        image.set_title(named[group] + f": {group.workload_label}" * several, fontweight="bold")
         shares = by_step(own, lambda run: run.histogram())
         steps = np.array(list(shares), dtype=float)
         between = (steps[1:] + steps[:-1]) / 2
@@ -229,7 +229,7 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
         searches.setdefault(group.replace(lr=1.0), {})[group.lr] = own
     named = names(searches)
     drawn = looks(named)
-    places = by_place(searches)
+    places = by_workload(searches)
     lines = math.ceil(len(searches) / 4)
     columns = math.ceil(len(searches) / lines)
     figure = Figure(figsize=(WIDTH if columns > 2 else WIDTH * 0.75, 2.5 * lines + 0.3))

@@ -13,7 +13,7 @@ import rich.table
 from rich.console import Console, ConsoleOptions
 
 from cprop_lab.analysis.curves import ended
-from cprop_lab.analysis.groups import WORDS, by_place, grouped, judged_by, metric, names, with_status
+from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, metric, names, with_status
 from cprop_lab.analysis.pairs import Pair
 from cprop_lab.analysis.scoreboard import TARGETS, Entry, part_in_words
 from cprop_lab.analysis.spread import NOTHING, shown
@@ -156,7 +156,7 @@ def final_values(runs: Sequence[Run]) -> Table:
     """Final losses and metrics of each group of runs."""
     groups = grouped(runs)
     named = names(groups, without=("lr",))
-    places = by_place(groups)
+    places = by_workload(groups)
     several = len(places) > 1
     metrics = [column for column in METRICS if measured(runs, column)]
     headings = ["optimizer", "learning rate", "seeds", WORDS["train_loss"], WORDS["test_loss"]]

@@ -184,6 +184,6 @@ class Specification:
         return f" ({', '.join(parts)})" if parts else ""
 
     @cached_property
-    def place(self) -> str:
-        """Where its optimizer is tried: the workload and its facet."""
+    def workload_label(self) -> str:
+        """Its workload, with what distinguishes it from others of its experiment."""
         return self.workload + self.facet
