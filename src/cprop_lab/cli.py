@@ -223,10 +223,10 @@ def run(
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
     """Draw an experiment's figures, and print its verdicts or scores."""
     from cprop_lab.analysis.pairs import pairs
-    from cprop_lab.analysis.scoreboard import scores as scored
+    from cprop_lab.analysis.scoreboard import scores
+    from cprop_lab.output import tables
     from cprop_lab.output.drawing import save
     from cprop_lab.output.figures import draw
-    from cprop_lab.output.tables import scores
 
     manifest = store.experiments()[name]
     runs = store.runs(manifest["runs"])
@@ -237,8 +237,8 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
         path = target / f"{name}{suffix}.png"
         save(figure, path)
         console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
-    if entries := scored(manifest, runs, timings):
-        console.print(scores(entries))
+    if entries := scores(manifest, runs, timings):
+        console.print(tables.scoreboard(entries))
     elif found := pairs(runs):
         _print_verdicts(found, tables=False)
 

@@ -91,7 +91,7 @@ def test_the_order_is_that_of_the_scores(entries):
 
 
 def test_the_table_says_who_did_not_get_there(entries):
-    table = tables.scores(entries)
+    table = tables.scoreboard(entries)
     heads, rows = table.headings, table.rows
     assert all(len(row) == len(heads) for row in rows)
     cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}

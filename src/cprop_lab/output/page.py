@@ -62,7 +62,7 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
         "manifest": manifest,
         "missing": [run for run in manifest["runs"] if run not in present],
         "figures": {suffix: _inline(figure, f"{anchor}{suffix}") for suffix, figure in drawn.items()},
-        "scores": tables.scores(entries) if entries else None,
+        "scores": tables.scoreboard(entries) if entries else None,
         "verdicts": verdicts,
         "notes": list(dict.fromkeys(note for one in verdicts for note in one.notes)),
         "times": tables.times_to_target(found),

@@ -20,7 +20,7 @@ from cprop_lab.analysis.spread import NOTHING, shown
 from cprop_lab.run.evaluation import METRICS
 from cprop_lab.store import Run, measured
 
-__all__ = ["Table", "all_runs", "final_values", "folded", "scores", "times_to_target"]
+__all__ = ["Table", "all_runs", "final_values", "folded", "scoreboard", "times_to_target"]
 
 BETWEEN: Final = 2
 """Spaces that rich puts around a column's text in a table without a box."""
@@ -108,7 +108,7 @@ def folded(text: str, width: int) -> str:
 # What is tabulated.
 
 
-def scores(entries: Sequence[Entry]) -> Table:
+def scoreboard(entries: Sequence[Entry]) -> Table:
     """The scoreboard."""
     column = judged_by(entries[0].runs)
     headings = ["optimizer", "learning rate"]
