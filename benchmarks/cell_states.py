@@ -27,9 +27,8 @@ from torch.optim.lr_scheduler import LinearLR
 from cprop_lab.experiments.presets import REDUCED
 from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
-from cprop_lab.optimizers import label
-from cprop_lab.specification import Precision, Specification
-from cprop_lab.training import Training, commit
+from cprop_lab.run.specification import Precision, Specification
+from cprop_lab.run.training import Training, commit
 from cprop_lab.workloads.data import ENVIRONMENT
 
 MARKS: Final = (5, 20, 50, 100, 175, 250)
@@ -70,7 +69,7 @@ CASES: Final = {
     "Adam, float32": Case("adam", precision="float32"),
     "CProp(Adam), float32": Case("cprop-adam", precision="float32"),
     **{
-        f"{label(Specification('ptb-lstm', optimizer, lr))}, lr = {lr:g}": Case(optimizer, lr=lr)
+        f"{Specification('ptb-lstm', optimizer, lr).label}, lr = {lr:g}": Case(optimizer, lr=lr)
         for optimizer, lr in OTHERS.items()
     },
 }
@@ -80,7 +79,7 @@ def look(case: Case, seed: int) -> list[dict[str, Any]]:
     """Train, and record at each mark the loss and the mean scale, and per layer the cell states and the gradient."""
     settings = dict(case.settings)
     run = Specification("ptb-lstm", case.optimizer, case.lr, seed=seed, settings=settings, examples=5)
-    training = Training(run.but(precision=case.precision))
+    training = Training(run.replace(precision=case.precision))
     assert isinstance(training.model, AWDLSTM)
     if case.warm_up:
         training.scheduler = LinearLR(training.optimizer, 1 / case.warm_up, total_iters=case.warm_up)

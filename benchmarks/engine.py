@@ -19,9 +19,9 @@ from typing import Any
 
 BARE = """
 import sys
-from cprop_lab.engine import Engine
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
 
 runs = [Specification.from_json(text) for text in sys.argv[2:]]
 Engine(Store(sys.argv[1]), executor="process", checkpoint_seconds=1e9).run(runs)
@@ -30,7 +30,7 @@ Engine(Store(sys.argv[1]), executor="process", checkpoint_seconds=1e9).run(runs)
 
 def specifications(runs: int, iterations: int) -> list[Any]:
     """Runs of the convolutional network on Fashion-MNIST that differ only in their seed."""
-    from cprop_lab.specification import Specification
+    from cprop_lab.run.specification import Specification
 
     return [
         Specification(
@@ -64,9 +64,9 @@ def bare(runs: list[Any], processes: int) -> float:
 
 def on_ray(runs: list[Any]) -> float:
     """Wall-clock time of the runs as a sweep, in seconds, including Ray's start and shutdown."""
-    from cprop_lab.console import LiveTable
-    from cprop_lab.engine import Engine
-    from cprop_lab.results import Store
+    from cprop_lab.engine.engine import Engine
+    from cprop_lab.engine.live_table import LiveTable
+    from cprop_lab.store import Store
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()

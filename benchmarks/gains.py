@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks import EVIDENCE, IMAGES
-from cprop_lab.figures import BAR_ALPHA, BARS, NARROW, STYLE, save
+from cprop_lab.analysis.pairs import pairs
+from cprop_lab.analysis.scoreboard import scores
 from cprop_lab.output import pages
-from cprop_lab.report import scores
-from cprop_lab.targets import pairs
+from cprop_lab.output.drawing import NARROW, STYLE, save
+from cprop_lab.output.figures import BAR_ALPHA, BARS
 
 PICTURE = IMAGES / "gains.png"
 EXPERIMENTS = {

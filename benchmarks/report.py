@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, gains
-from cprop_lab.cost import Cost
 from cprop_lab.output import pages
 from cprop_lab.output.pages import table
+from cprop_lab.run.cost import Cost
 
 PAGES = (
     ROOT / "README.md",

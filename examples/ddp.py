@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cprop
-from cprop import files
+from cprop import checkpoint_files
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = cprop.CProp(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
     done = 0
     if arguments.checkpoint.exists():
-        saved = files.load(arguments.checkpoint)
+        saved = checkpoint_files.load(arguments.checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
@@ -48,7 +48,7 @@ def main() -> None:
         optimizer.step()
         if rank == 0 and (step + 1) % arguments.every == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            files.save(state, arguments.checkpoint)
+            checkpoint_files.save(state, arguments.checkpoint)
             print(f"step {step + 1}: loss {loss.item():.3f}, checkpoint saved", flush=True)
     points = torch.randn(4096, 2, generator=torch.Generator().manual_seed(-1))
     accuracy = (model(points).argmax(1) == (points.norm(dim=1) < 1.2)).float().mean()

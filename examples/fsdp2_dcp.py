@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cprop
-from cprop import files
+from cprop import checkpoint_files
 
 CONTEXT, BATCH, WIDTH, HEADS = 32, 8, 36, 4
 
@@ -85,7 +85,7 @@ def is_whole(checkpoint: Path, rank: int, world: int) -> bool:
     """Whether a checkpoint is undamaged: each rank verifies its share of the files, and all must agree."""
     whole = torch.ones(1)
     try:
-        files.verify(checkpoint, rank, world)
+        checkpoint_files.verify(checkpoint, rank, world)
     except cprop.CheckpointError as error:
         print(f"skipped a damaged checkpoint: {error}", flush=True)
         whole.zero_()
@@ -137,7 +137,7 @@ class Saving:
         future, partial = self.under_way
         future.result()
         dist.barrier()
-        files.seal(partial, self.rank, self.world)
+        checkpoint_files.seal(partial, self.rank, self.world)
         dist.barrier()
         if self.rank == 0:
             partial.rename(partial.with_suffix(""))

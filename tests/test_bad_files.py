@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from table import gradients, inputs, train
 
 import cprop
-from cprop import CheckpointError, files
+from cprop import CheckpointError, checkpoint_files
 
 OPTIMIZERS = {
     "CPropAdam": lambda ps: cprop.CPropAdam(ps, lr=0.01),
@@ -196,13 +196,13 @@ def test_settings_of_an_inner_optimizer_that_torch_names_are_checked(name, damag
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "last.pt"
-    files.save({"optimizer": trained("CPropAdam")[1].state_dict(), "step": 3}, path)
+    checkpoint_files.save({"optimizer": trained("CPropAdam")[1].state_dict(), "step": 3}, path)
     return path
 
 
 def test_a_saved_file_is_torchs_own_and_nothing_is_left_beside_it(file):
     assert torch.load(file, weights_only=True)["step"] == 3
-    assert files.load(file)["step"] == 3
+    assert checkpoint_files.load(file)["step"] == 3
     assert list(file.parent.iterdir()) == [file]
 
 
@@ -211,13 +211,13 @@ def test_a_truncated_file_is_refused(file, part):
     content = file.read_bytes()
     file.write_bytes(content[: int(part * len(content))])
     with pytest.raises(CheckpointError, match=r"is not a checkpoint, or is truncated .*: use an older one"):
-        files.load(file)
+        checkpoint_files.load(file)
 
 
 def test_flipped_bits_are_refused_or_change_nothing(file):
     """torch.load would take most of them for data. What remains is padding, and file names in the index."""
     content = file.read_bytes()
-    whole = files.load(file)
+    whole = checkpoint_files.load(file)
     rng = random.Random(0)
     refused = 0
     for _ in range(300):
@@ -225,7 +225,7 @@ def test_flipped_bits_are_refused_or_change_nothing(file):
         damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         file.write_bytes(bytes(damaged))
         try:
-            loaded = files.load(file)
+            loaded = checkpoint_files.load(file)
         except CheckpointError:
             refused += 1
         else:
@@ -249,13 +249,13 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(container, tmp_path)
     else:
         path.write_bytes(pickle.dumps(Hostile(str(witness))))
     with pytest.raises(CheckpointError, match=r"could run code|is not a checkpoint"):
-        files.load(path)
+        checkpoint_files.load(path)
     assert not witness.exists()
 
 
 def test_a_missing_file_is_just_missing(tmp_path):
     with pytest.raises(FileNotFoundError):
-        files.load(tmp_path / "none.pt")
+        checkpoint_files.load(tmp_path / "none.pt")
 
 
 def test_an_interrupted_save_leaves_the_older_file(file):
@@ -267,8 +267,8 @@ def test_an_interrupted_save_leaves_the_older_file(file):
             raise Stopped
 
     with pytest.raises(Stopped):
-        files.save({"step": 4, "awkward": Awkward()}, file)
-    assert files.load(file)["step"] == 3
+        checkpoint_files.save({"step": 4, "awkward": Awkward()}, file)
+    assert checkpoint_files.load(file)["step"] == 3
     assert list(file.parent.iterdir()) == [file]
 
 
@@ -282,14 +282,14 @@ def folder(tmp_path):
     for i in range(5):
         (root / f"__{i}_0.distcp").write_bytes(os.urandom(1000))
     for rank in range(2):
-        files.seal(root, rank, 2)
+        checkpoint_files.seal(root, rank, 2)
     return root
 
 
 @pytest.mark.parametrize("world", [1, 2, 7])
 def test_a_sealed_folder_is_verified_by_any_number_of_ranks(folder, world):
     for rank in range(world):
-        files.verify(folder, rank, world)
+        checkpoint_files.verify(folder, rank, world)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_sealed_folder_is_verified_by_any_number_of_ranks(folder, world):
 def test_a_damaged_folder_is_refused(folder, damage, message):
     damage(folder)
     with pytest.raises(CheckpointError, match=message):
-        [files.verify(folder, rank, 3) for rank in range(3)]
+        [checkpoint_files.verify(folder, rank, 3) for rank in range(3)]
 
 
 @settings(max_examples=50, deadline=None)
@@ -315,10 +315,10 @@ def test_no_flipped_bit_passes(tmp_path_factory, file, byte, bit):
     root = tmp_path_factory.mktemp("sealed")
     for i in range(5):
         (root / f"{i}").write_bytes(bytes([i]) * 1000)
-    files.seal(root)
+    checkpoint_files.seal(root)
     content = bytearray((root / f"{file}").read_bytes())
     content[byte] ^= 1 << bit
     (root / f"{file}").write_bytes(bytes(content))
     with pytest.raises(CheckpointError, match="is damaged"):
-        files.verify(root)
+        checkpoint_files.verify(root)
     shutil.rmtree(root)

@@ -14,11 +14,12 @@ from PIL import Image
 
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.output import pages
-from cprop_lab.results import Store, identify
+from cprop_lab.run.identity import run_id
+from cprop_lab.store import Store
 
 PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 KEPT = pages.kept(EVIDENCE)
-COMMITTED = {run.identity: run for run in Store(EVIDENCE).runs()}
+COMMITTED = {run.run_id: run for run in Store(EVIDENCE).runs()}
 
 
 def test_a_published_number_by_hand():
@@ -93,8 +94,8 @@ def again(about):
     asked = []
 
     def committed(specifications):
-        asked.extend(map(identify, specifications))
-        return [COMMITTED[identify(specification)] for specification in specifications]
+        asked.extend(map(run_id, specifications))
+        return [COMMITTED[run_id(specification)] for specification in specifications]
 
     chosen = chosen.only(given.optimizers.split(",")) if given.optimizers else chosen
     preset = replace(preset, seeds=given.seeds) if given.seeds else preset
@@ -130,5 +131,5 @@ def test_a_run_is_the_same_in_the_files_of_all_its_experiments():
 
 def test_runs_say_how_they_were_made():
     for run in COMMITTED.values():
-        assert identify(run.specification) == run.identity  # the present code would make the same run
-        assert re.fullmatch(r"[0-9a-f]{12}", run.made["commit"])  # and not of changed files
+        assert run_id(run.specification) == run.run_id  # the present code would make the same run
+        assert re.fullmatch(r"[0-9a-f]{12}", run.provenance["commit"])  # and not of changed files

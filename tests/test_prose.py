@@ -14,9 +14,11 @@ from typing import NamedTuple
 import pytest
 from benchmarks import EVIDENCE, ROOT
 
-from cprop_lab.groups import judged_by
+from cprop_lab.analysis.curves import ended
+from cprop_lab.analysis.groups import judged_by
+from cprop_lab.analysis.pairs import pairs
+from cprop_lab.analysis.spread import as_measured, shown
 from cprop_lab.output import pages
-from cprop_lab.targets import as_measured, ended, pairs, shown
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "step.md", *sorted(RESULTS.glob("*.md"))]

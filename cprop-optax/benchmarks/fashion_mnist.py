@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "examples"))
 
 import fashion_mnist as example  # noqa: E402
-from cprop_lab.specification import Specification  # noqa: E402
-from cprop_lab.training import Training, arithmetic  # noqa: E402
+from cprop_lab.run.specification import Specification  # noqa: E402
+from cprop_lab.run.training import Training, arithmetic  # noqa: E402
 
 METRICS = ("train_loss", "test_loss", "accuracy", "mean_scale")
 LEARNING_RATE = 1e-3

@@ -7,20 +7,20 @@ reached from the command line, ``cprop-lab --help``.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cprop_lab.specification import Specification
+    from cprop_lab.run.specification import Specification
     from cprop_lab.workloads.task import Task
 
 __all__ = ["Specification", "Task"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for: both lead to torch, and ``cprop-lab --help`` should not take seconds.
+    # Imported when asked for: a task leads to torch, and ``cprop-lab --help`` should not take seconds.
     if name == "Task":
         from cprop_lab.workloads.task import Task
 
         return Task
     if name == "Specification":
-        from cprop_lab.specification import Specification
+        from cprop_lab.run.specification import Specification
 
         return Specification
     raise AttributeError(f"module 'cprop_lab' has no attribute {name!r}")

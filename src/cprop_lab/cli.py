@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
 __all__ = ["app"]
 
@@ -48,7 +47,7 @@ class Executor(StrEnum):
     process = "process"
 
 
-class Sink(StrEnum):
+class Tracker(StrEnum):
     """Tools that curves can be exported to."""
 
     tensorboard = "tensorboard"
@@ -119,9 +118,9 @@ def _experiment(name: str) -> Any:
 def _engine(
     storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float, eager: bool
 ) -> Any:
-    from cprop_lab.console import LiveTable
-    from cprop_lab.engine import Engine
-    from cprop_lab.results import Store
+    from cprop_lab.engine.engine import Engine
+    from cprop_lab.engine.live_table import LiveTable
+    from cprop_lab.store import Store
 
     _use(data)
     compiler = os.environ.get("CXX", "g++")
@@ -135,7 +134,7 @@ def _engine(
 
 def _filled(storage: str) -> Any:
     """A store to read from."""
-    from cprop_lab.results import Store
+    from cprop_lab.store import Store
 
     store = Store(storage)
     if not store.finished() and not store.experiments():
@@ -164,11 +163,10 @@ def _command() -> str:
 def list_experiments() -> None:
     """List the experiments: one for each figure of the paper, and some beyond it."""
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
+    from cprop_lab.output.tables import Table
 
-    table = Table(Column("experiment", no_wrap=True), "paper", "what it shows", box=None)
-    for experiment in EXPERIMENTS.values():
-        table.add_row(experiment.name, experiment.figure, experiment.title)
-    console.print(table)
+    rows = [[experiment.name, experiment.figure, experiment.title] for experiment in EXPERIMENTS.values()]
+    console.print(Table(["experiment", "paper", "what it shows"], rows))
     for preset in PRESETS.values():
         console.print(f"--preset {preset.name}: {preset.about}", highlight=False)
 
@@ -208,12 +206,12 @@ def run(
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         name = f"{experiment}-{preset.value}"
 
-        def keep(about: dict[str, Any]) -> None:
-            engine.store.write_experiment(name, {**about, "command": _command()})
+        def keep(manifest: dict[str, Any]) -> None:
+            engine.store.write_experiment(name, {**manifest, "command": _command()})
 
-        def begun(about: dict[str, Any], specifications: list[Any]) -> None:
+        def begun(manifest: dict[str, Any], specifications: list[Any]) -> None:
             # So that 'plot' and 'report' can show the finished part of a long experiment.
-            keep({**about, "runs": list(engine.identified(specifications)), "timings": []})
+            keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
 
         keep(chosen.run(length, engine.run, select, begun, engine.progress))
         _show(engine.store, name)
@@ -224,39 +222,39 @@ def run(
 
 def _show(store: Any, name: str, folder: Path | None = None) -> None:
     """Draw an experiment's figures, and print its verdicts or scores."""
-    from cprop_lab import figures, scoreboard
-    from cprop_lab.console import fitting
-    from cprop_lab.report import draw, scores
-    from cprop_lab.targets import pairs
+    from cprop_lab.analysis.pairs import pairs
+    from cprop_lab.analysis.scoreboard import scores
+    from cprop_lab.output import tables
+    from cprop_lab.output.drawing import save
+    from cprop_lab.output.figures import draw
 
-    about = store.experiments()[name]
-    runs = store.runs(about["runs"])
+    manifest = store.experiments()[name]
+    runs = store.runs(manifest["runs"])
     target = folder or store.local("figures") or Path("figures")
     target.mkdir(parents=True, exist_ok=True)
-    timings = store.runs(about.get("timings", ()))
-    for suffix, figure in draw(about, runs, timings).items():
+    timings = store.runs(manifest.get("timings", ()))
+    for suffix, figure in draw(manifest, runs, timings).items():
         path = target / f"{name}{suffix}.png"
-        figures.save(figure, path)
+        save(figure, path)
         console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
-    if entries := scores(about, runs, timings):
-        for table in fitting(console, *scoreboard.table(entries)):
-            console.print(table)
+    if entries := scores(manifest, runs, timings):
+        console.print(tables.scoreboard(entries))
     elif found := pairs(runs):
         _print_verdicts(found, tables=False)
 
 
 def _print_verdicts(found: Any, tables: bool) -> None:
     """Whether CProp helps, one optimizer after the other, and what limits the answer."""
-    from cprop_lab.compare import verdict
-    from cprop_lab.console import fitting, folded
+    from cprop_lab.analysis.verdict import verdict
+    from cprop_lab.output.tables import Table, folded
 
     verdicts = [verdict(name, pair) for name, pair in found.items()]
     for one in verdicts:
         if tables:
             console.print()
         console.print(folded(one.headline, console.width), style="bold", markup=False, highlight=False)
-        for table in fitting(console, one.heads, one.rows) if tables else ():
-            console.print(table)
+        if tables:
+            console.print(Table(one.headings, one.rows))
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
         console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 
@@ -270,7 +268,7 @@ def plot(
     """Draw the figures of experiments from stored results, without running anything."""
     with plain_errors():
         store = _filled(storage)
-        names = [name for name, about in store.experiments().items() if experiment in (None, about["experiment"], name)]
+        names = [n for n, manifest in store.experiments().items() if experiment in (None, manifest["experiment"], n)]
         if not names:
             raise ValueError(
                 f"no results of {experiment or 'any experiment'} in {storage}: run it first, see 'cprop-lab list'"
@@ -285,7 +283,7 @@ def report(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page on all experiments: figures, verdicts, and how each run was made."""
-    from cprop_lab import report as page
+    from cprop_lab.output import page
 
     with plain_errors():
         page.write(_filled(storage), out)
@@ -322,10 +320,12 @@ def compare(
     eager: Eager = False,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
-    from cprop_lab import compare as comparing
-    from cprop_lab import figures
-    from cprop_lab.results import METRICS, measured
-    from cprop_lab.specification import Specification
+    from cprop_lab.experiments import comparison
+    from cprop_lab.output.drawing import save
+    from cprop_lab.output.figures import curves
+    from cprop_lab.run.evaluation import METRICS
+    from cprop_lab.run.specification import Specification
+    from cprop_lab.store import measured
 
     with plain_errors():
         specification = Specification(
@@ -339,10 +339,10 @@ def compare(
         )
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         bases = optimizers.split(",")
-        found = comparing.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
+        found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
-        figures.save(figures.curves(found.runs, panels, title=task), out)
+        save(curves(found.runs, panels, title=task), out)
         console.print()
         for base, selection in found.selections.items():
             tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
@@ -374,24 +374,22 @@ def cost(
     """Estimate the cost of experiments from operations counted on real steps."""
     from rich.progress import track
 
-    from cprop_lab import cost as costs
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
-    from cprop_lab.results import identify
+    from cprop_lab.output.tables import Table
+    from cprop_lab.run.cost import estimate
+    from cprop_lab.run.identity import run_id
 
     with plain_errors():
         _use(data)
         papers = [one for one in EXPERIMENTS.values() if one.kind != "scoreboard"]
         chosen = [_experiment(experiment)] if experiment else papers
-        planned = {one.name: costs.planned(one, PRESETS[preset.value]) for one in chosen}
+        planned = {one.name: one.planned(PRESETS[preset.value]) for one in chosen}
         counting = track(planned.items(), "counting", console=console, transient=True)
-        found = {name: costs.estimate(runs) for name, runs in counting}
-        once = {identify(run): run for runs in planned.values() for run in runs}
-        found["all, each run once"] = costs.estimate(once.values())
-        heads = ["runs", "iterations", "10^15 operations", "hours on one device"]
-        table = Table(Column("experiment", no_wrap=True), *heads, box=None)
-        for name, one in found.items():
-            table.add_row(name, *one.cells(tflops, overhead))
-        console.print(table)
+        found = {name: estimate(runs) for name, runs in counting}
+        once = {run_id(run): run for runs in planned.values() for run in runs}
+        found["all, each run once"] = estimate(once.values())
+        headings = ["experiment", "runs", "iterations", "10^15 operations", "hours on one device"]
+        console.print(Table(headings, [[name, *one.cells(tflops, overhead)] for name, one in found.items()]))
         console.print(
             f"The hours assume {tflops:g} x 10^12 operations per second and {overhead:g} ms of overhead per iteration; "
             "they are not measured.",
@@ -414,14 +412,14 @@ def pack(storage: Storage = "results") -> None:
 
 @app.command()
 def export(
-    to: Annotated[Sink, typer.Option(help="Tool to export to.")],
+    to: Annotated[Tracker, typer.Option(help="Tool to export to.")],
     target: Annotated[
         str, typer.Option(help="TensorBoard: a folder; MLflow: a tracking URI; Weights & Biases: a project.")
     ],
     storage: Storage = "results",
 ) -> None:
     """Export the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
-    from cprop_lab.sinks import export as send
+    from cprop_lab.output.trackers import export as send
 
     with plain_errors():
         runs = _filled(storage).runs()

@@ -5,10 +5,11 @@ from uuid import uuid4
 
 import pytest
 
-from cprop_lab.check import TaskError, check, trimmed
-from cprop_lab.engine import Engine, RunsFailedError
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.engine import RunsFailedError
+from cprop_lab.engine.check import TaskError, check, trimmed
+from cprop_lab.engine.engine import Engine
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 TASK = """import torch
 from tasks import Blobs
@@ -102,15 +103,15 @@ def test_it_is_tried_once_and_only_for_runs_that_are_to_be_run(tmp_path, monkeyp
         tried.append(small)
         check(small, device)
 
-    monkeypatch.setattr("cprop_lab.engine.check", noted)
+    monkeypatch.setattr("cprop_lab.engine.engine.check", noted)
     one = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=2)
     engine = Engine(Store(tmp_path), executor="process")
-    engine.run([one, one.but(seed=1), one.but(optimizer="adam")])
-    engine.run([one, one.but(seed=2)])
+    engine.run([one, one.replace(seed=1), one.replace(optimizer="adam")])
+    engine.run([one, one.replace(seed=2)])
     assert tried == [trimmed(one)]
     Engine(Store(tmp_path), executor="process").run([one])
     assert len(tried) == 1
-    engine.run([one.but(batch_size=16)])
+    engine.run([one.replace(batch_size=16)])
     assert len(tried) == 2
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from conftest import PYTHONPATH
 
-from cprop_lab.results import Store
+from cprop_lab.store import Store
 
 LAB = [sys.executable, "-m", "cprop_lab"]
 

@@ -7,8 +7,9 @@ import re
 import pytest
 from rich.console import Console
 
-from cprop_lab.console import LiveTable, fitting, folded
-from cprop_lab.specification import Specification
+from cprop_lab.engine.live_table import LiveTable
+from cprop_lab.output.tables import Table, folded
+from cprop_lab.run.specification import Specification
 
 RUN = Specification("fmnist-cnn", "cprop-sgd", lr=0.1, iterations=400, evaluate_every=100)
 HEADS = ["optimizer", "iterations to Adam's last loss", "time of a step", "test accuracy at the end"]
@@ -25,13 +26,13 @@ def row(step, loss=0.5, seconds=2.0):
 def test_a_log_tells_runs_of_one_experiment_apart():
     log = io.StringIO()
     table = LiveTable(Console(file=log, width=120))
-    runs = [RUN.but(batch_size=4), RUN.but(options={"dropout": 0.3})]
+    runs = [RUN.replace(batch_size=4), RUN.replace(options={"dropout": 0.3})]
     table.phase("selecting learning rates, round 2 of about 3", later=800)
     table.begin(runs, reused=0)
     table.waiting("starting Ray")
     table.waiting("starting Ray")
     for run in runs:
-        table.row(run, row(400))
+        table.evaluated(run, row(400))
         table.ended(run)
     table.end()
     table.phase("comparing")
@@ -55,12 +56,12 @@ def seen(table, width=80):
 def test_one_bar_for_the_whole_command():
     table = LiveTable(Console(file=io.StringIO(), width=80))
     shares = []
-    for later, runs in ((1200, [RUN, RUN.but(seed=1)]), (0, [RUN.but(iterations=1200)])):
+    for later, runs in ((1200, [RUN, RUN.replace(seed=1)]), (0, [RUN.replace(iterations=1200)])):
         table.phase("searching" if later else "comparing", later)
         table.begin(runs, reused=0)
         for run in runs:
             for step in range(0, run.iterations + 1, 100):
-                table.row(run, row(step))
+                table.evaluated(run, row(step))
                 shares.append(table.share)
             table.ended(run)
         table.end()
@@ -72,16 +73,16 @@ def test_one_bar_for_the_whole_command():
 
 def test_the_time_left_follows_from_the_pace(monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("cprop_lab.console.time.monotonic", lambda: now)
+    monkeypatch.setattr("cprop_lab.engine.live_table.time.monotonic", lambda: now)
     table = LiveTable(Console(file=io.StringIO(), width=80))
     table.phase("selecting", later=1600)
-    table.begin([RUN, RUN.but(seed=1)], reused=0)
+    table.begin([RUN, RUN.replace(seed=1)], reused=0)
     now += 60  # for Ray to start: no part of the pace
     assert "0 %, 1:00 elapsed" in seen(table)
     assert table.left() == ""
-    table.row(RUN, row(200))  # from a checkpoint
+    table.evaluated(RUN, row(200))  # from a checkpoint
     now += 10
-    table.row(RUN, row(300))
+    table.evaluated(RUN, row(300))
     assert table.left() == f"about {math.ceil(10 / 100 * (100 + 400 + 1600) / 60)} min left"
     table.ended(RUN)  # early: it diverged, and the rest of its iterations is no work
     assert table.left() == f"about {math.ceil(10 / 100 * (400 + 1600) / 60)} min left"
@@ -95,11 +96,11 @@ def test_what_a_run_shows(width):
     assert "starting the runs and reading their data (0:00)" in seen(table, width)
     table.waiting("starting Ray")
     assert "starting Ray (0:00)" in seen(table, width)
-    table.row(RUN, row(0, seconds=0.0))
+    table.evaluated(RUN, row(0, seconds=0.0))
     assert re.search(r"fmnist-cnn +CProp\(SGD\) +0.1 +0 +0 of 400 +0.5000 +compiling", seen(table, width))
-    table.row(RUN.but(optimizer="sgd"), row(0, seconds=0.0))
+    table.evaluated(RUN.replace(optimizer="sgd"), row(0, seconds=0.0))
     assert re.search(r"SGD .* starting", seen(table, width))
-    table.row(RUN, row(100))
+    table.evaluated(RUN, row(100))
     assert re.search(r"100 of 400 +0.5000 +20.00", seen(table, width))
     assert "nan" not in seen(table, width)
     assert all(len(line) <= width for line in seen(table, width).splitlines())
@@ -109,7 +110,7 @@ def test_a_terminal_is_left_as_it_was():
     text = io.StringIO()
     table = LiveTable(Console(file=text, width=80, force_terminal=True))
     table.begin([RUN], reused=0)
-    table.row(RUN, row(100))
+    table.evaluated(RUN, row(100))
     table.failed(RUN, "out of memory")
     table.end()
     shown = text.getvalue()
@@ -126,7 +127,7 @@ def test_a_number_and_its_unit_stay_on_one_line():
 def test_a_wide_table_is_parted_and_not_cut(width, tables):
     text = io.StringIO()
     console = Console(file=text, width=width)
-    made = list(fitting(console, HEADS, ROWS))
+    made = list(Table(HEADS, ROWS).fitting(width))
     assert len(made) == tables
     for table in made:
         console.print(table)

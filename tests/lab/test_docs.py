@@ -10,8 +10,8 @@ import typer
 
 from cprop_lab.cli import app
 from cprop_lab.experiments import EXPERIMENTS
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "own_task.py"]

@@ -13,25 +13,27 @@ from pathlib import Path
 import pytest
 from conftest import PYTHONPATH
 
-from cprop_lab.engine import Engine
-from cprop_lab.progress import Progress
-from cprop_lab.results import Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.progress import Progress
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 TESTS = Path(__file__).parent
 SLOW = Specification(
     "tasks:Slow", "cprop-adam", lr=1e-2, iterations=1200, evaluate_every=100, settings={"fused": False}
 )
-RUNS = [SLOW.but(seed=seed) for seed in range(2)]
+RUNS = [SLOW.replace(seed=seed) for seed in range(2)]
 
-FAILING = SLOW.but(workload="tasks:Failing")
+FAILING = SLOW.replace(workload="tasks:Failing")
 
 # The driver of a sweep, as a process of its own that can be killed.
 DRIVER = """
 import json, sys
-from cprop_lab.engine import Engine, RunsFailedError
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.engine import RunsFailedError
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
 
 runs = [Specification.from_json(text) for text in json.loads(sys.argv[2])]
 try:
@@ -43,7 +45,7 @@ except RunsFailedError as error:
 
 @contextmanager
 def started(folder):
-    failing = FAILING.but(options={"log": str(folder / "started.log")})
+    failing = FAILING.replace(options={"log": str(folder / "started.log")})
     command = [sys.executable, "-c", DRIVER, str(folder), json.dumps([run.to_json() for run in [*RUNS, failing]])]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     with (
@@ -124,15 +126,15 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
     # Once by the driver, which looks at a task before anything is started, and once by the run: it is not retried.
     assert log.read_text() == "started\nstarted\n"
     store = Store(tmp_path)
-    assert sorted(store.finished()) == sorted(identify(run) for run in RUNS)
+    assert sorted(store.finished()) == sorted(run_id(run) for run in RUNS)
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        f"{identify(run)}.{suffix}" for run in RUNS for suffix in ("json", "parquet")
+        f"{run_id(run)}.{suffix}" for run in RUNS for suffix in ("json", "parquet")
     }
     left = {path.stem for path in checkpoints.glob("[!.]*")}
     assert not left & store.finished()  # the run that failed may have one, on a slow machine
 
     undisturbed = Engine(Store(tmp_path / "undisturbed"), executor="process").run(RUNS)
-    for ours, theirs in zip(store.runs(map(identify, RUNS)), undisturbed, strict=True):
+    for ours, theirs in zip(store.runs(map(run_id, RUNS)), undisturbed, strict=True):
         assert ours.curves.drop_columns(["seconds"]).equals(theirs.curves.drop_columns(["seconds"]))
         assert list(ours.column("step")) == list(range(0, 1201, 100))
 
@@ -159,14 +161,14 @@ class Notes(Progress):
         self.said.append(("end",))
 
 
-QUICK = SLOW.but(workload="tasks:Blobs", iterations=20, evaluate_every=10)
+QUICK = SLOW.replace(workload="tasks:Blobs", iterations=20, evaluate_every=10)
 
 
 def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
     engine = Engine(Store(tmp_path), executor="process", progress=Notes())
     engine.run([QUICK])
     engine.progress.said.clear()
-    runs = engine.run([QUICK.but(seed=1), QUICK, QUICK])
+    runs = engine.run([QUICK.replace(seed=1), QUICK, QUICK])
     assert [run.specification.seed for run in runs] == [1, 0]
     rows = [("row", 1, step) for step in (0, 10, 20)]
     assert engine.progress.said == [("begin", [1], 1), *rows, ("ended", 1), ("end",)]
@@ -174,7 +176,7 @@ def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
 
 def test_an_error_of_a_task_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"there are 500 examples, and a batch takes 1000: give a smaller batch size"):
-        Engine(Store(tmp_path), executor="process").run([QUICK.but(batch_size=1000)])
+        Engine(Store(tmp_path), executor="process").run([QUICK.replace(batch_size=1000)])
 
 
 def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):

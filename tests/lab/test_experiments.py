@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 from test_learning_rate import Phases
 
-from cprop_lab import optimizers, workloads
-from cprop_lab.engine import Engine
+from cprop_lab import workloads
+from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant
 from cprop_lab.experiments.presets import Length
 from cprop_lab.experiments.rates import rate
-from cprop_lab.report import draw
-from cprop_lab.results import Store, resolve
+from cprop_lab.output.figures import draw
+from cprop_lab.run.identity import resolve
+from cprop_lab.run.names import parse
+from cprop_lab.store import Store
 
 NAMES = [
     *("fmnist-fc", "fmnist-cnn", "cifar100-vgg", "cifar100-resnet", "tiny-imagenet-vgg", "tiny-imagenet-resnet"),
@@ -69,7 +71,7 @@ def test_cprop_has_the_learning_rate_of_its_optimizer():
     """Learning rates are tuned for the plain optimizers alone (section 3)."""
     for experiment in EXPERIMENTS.values():
         for variant in experiment.variants:
-            assert not optimizers.parse(variant.setting().optimizer).cprop
+            assert not parse(variant.setting().optimizer).cprop
             assert variant.setting().guess() == variant.guess()
 
 
@@ -101,7 +103,7 @@ def test_what_there_is_of_an_unfinished_experiment_can_be_drawn(tmp_path, data_r
     known = {}
 
     def begun(about, specifications):
-        known.update(about, runs=list(engine.identified(specifications)))
+        known.update(about, runs=list(engine.by_id(specifications)))
 
     def stopped(specifications):
         engine.run(specifications[:3])

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from cprop_lab import figures, targets
-from cprop_lab.results import BINS, Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.analysis import pairs as targets
+from cprop_lab.output import drawing, figures
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 STEPS = (0, 100, 200, 300, 400)
 MADE = {
@@ -38,7 +41,7 @@ def write(store, run, losses, status="finished", metric="accuracy", metrics=None
             row |= {"mean_scale": 10 / step, "scale_histogram": shares.tolist()}
         rows.append(row)
     store.write(run, status, rows, MADE)
-    return identify(run)
+    return run_id(run)
 
 
 @pytest.fixture
@@ -275,17 +278,17 @@ def test_without_cprop_it_diverged(make):
 
 def test_the_same_figure_makes_the_same_file(make, tmp_path):
     runs = make(pair([PLAIN], [FASTER]))
-    texts = [figures.to_svg(figures.histogram(runs)) for _ in range(2)]
+    texts = [drawing.to_svg(figures.histogram(runs)) for _ in range(2)]
     assert texts[0] == texts[1]
     assert texts[0].startswith("<svg")
     for name in ("figure.svg", "folder/figure.png"):
         contents = []
         for _ in range(2):
-            figures.save(figures.curves(runs), tmp_path / name)
+            drawing.save(figures.curves(runs), tmp_path / name)
             contents.append(zlib.crc32((tmp_path / name).read_bytes()))
         assert contents[0] == contents[1]
     with pytest.raises(ValueError, match=r"figure\.pdf: figures are written as \.png or \.svg"):
-        figures.save(figures.curves(runs), tmp_path / "figure.pdf")
+        drawing.save(figures.curves(runs), tmp_path / "figure.pdf")
 
 
 def test_a_dollar_sign_is_a_dollar_sign(make):

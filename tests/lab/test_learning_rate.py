@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cprop_lab import learning_rate
-from cprop_lab.learning_rate import candidates, choose, grid, select
-from cprop_lab.results import Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.analysis.curves import final_loss
+from cprop_lab.experiments.learning_rate import candidates, choose, grid, select
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 
 def search(guess, loss):
@@ -90,11 +91,11 @@ def test_several_optimizers_search_in_one_set_of_runs_a_stage(tmp_path):
             diverged = s.lr > 3 and s.seed == 1
             rows = [{"step": i, "seconds": 0.0, "train_loss": loss, "test_loss": loss} for i in range(4)]
             store.write(s, "diverged" if diverged else "finished", rows, {})
-        return [store.read(identify(s)) for s in specifications]
+        return [store.read(run_id(s)) for s in specifications]
 
     base = Specification("tasks:Blobs", "sgd", lr=1.0)
     told = Phases()
-    found = select({n: base.but(optimizer=n) for n in best}, run, {"sgd": 1.0, "adam": 1e-3}, (0, 1), told, later=7)
+    found = select({n: base.replace(optimizer=n) for n in best}, run, {"sgd": 1.0, "adam": 1e-3}, (0, 1), told, later=7)
     assert {name: selection.lr for name, selection in found.items()} == best
     assert found["sgd"].losses[0.3] == pytest.approx(0.005)
     assert found["sgd"].losses[1.0] == pytest.approx(math.log(1 / 0.3) + 0.005)
@@ -111,4 +112,4 @@ def test_final_loss_is_a_mean_of_the_last_rows(tmp_path):
     run = Specification("tasks:Blobs", "sgd", lr=1.0)
     rows = [{"step": i, "seconds": 0.0, "train_loss": loss, "test_loss": 0.0} for i, loss in enumerate([9, 3, 2, 1])]
     store.write(run, "finished", rows, {})
-    assert learning_rate.final_loss(store.runs()[0]) == 2
+    assert final_loss(store.runs()[0]) == 2

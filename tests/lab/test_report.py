@@ -1,16 +1,17 @@
 """The page holds the numbers, says what is missing, and needs nothing but itself."""
 
 import re
-from html import escape
 from html.parser import HTMLParser
 
 import pytest
+from markupsafe import escape
 from test_figures import AS_FAST, FASTER, NEVER, PLAIN, specification, write
 
-from cprop_lab import report
-from cprop_lab.compare import verdict
-from cprop_lab.results import Store
-from cprop_lab.targets import pairs
+from cprop_lab.analysis.pairs import pairs
+from cprop_lab.analysis.verdict import verdict
+from cprop_lab.output.figures import draw
+from cprop_lab.output.page import write as write_page
+from cprop_lab.store import Store
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ class Page(HTMLParser):
 
 def page_of(store, tmp_path):
     path = tmp_path / "folder" / "report.html"
-    report.write(store, path)
+    write_page(store, path)
     text = path.read_text(encoding="utf-8")
     return text, Page(text)
 
@@ -139,7 +140,7 @@ def test_everything_is_escaped(store, tmp_path):
     keep(store, [*pair(store), mean], learning_rates={mean: 1.0}, **dict.fromkeys(keys, mean))
     text, _ = page_of(store, tmp_path)
     assert "<b>" not in text
-    assert "&lt;b&gt;&quot;&amp;&#x27;" in text
+    assert "&lt;b&gt;&#34;&amp;&#39;" in text
 
 
 def test_what_is_missing_is_named_with_the_command_that_finishes_it(store, tmp_path):
@@ -168,9 +169,9 @@ def test_it_says_what_the_terminal_says(store, tmp_path):
     text, _ = page_of(store, tmp_path)
     for name, found in pairs(store.runs()).items():
         said = verdict(name, found)
-        assert escape(said.headline) in text
+        assert str(escape(said.headline)) in text
         assert len(said.notes) == 2
-        assert all(escape(note) in text for note in said.notes)
+        assert all(str(escape(note)) in text for note in said.notes)
 
 
 def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
@@ -210,12 +211,12 @@ def test_without_accuracy_or_perplexity_there_is_no_such_column(store, tmp_path)
 
 def test_figures_of_their_own_are_titled_and_named(store):
     about = keep(store, pair(store))
-    drawn = report.draw(about, store.runs(about["runs"]))
+    drawn = draw(about, store.runs(about["runs"]))
     assert list(drawn) == ["", "-times"]
     assert {figure.get_suptitle() for figure in drawn.values()} == {
         "Title of fmnist-fc · reduced: shorter than the paper's"
     }
     rates = keep(store, [write(store, specification("sgd"), PLAIN)], name="rates", kind="learning-rates", reduced=False)
-    (figure,) = report.draw(rates, store.runs(rates["runs"])).values()
+    (figure,) = draw(rates, store.runs(rates["runs"])).values()
     assert figure.get_suptitle() == "Title of rates"
     assert figure.axes[0].get_xlabel() == "learning rate"

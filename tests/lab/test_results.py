@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cprop_lab.run.identity import run_id
 
-from cprop_lab.results import BINS, SCHEMA, Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import SCHEMA, Store
 
 RUN = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, settings={"cprop_c": 3.0})
 ROWS = [
@@ -31,18 +33,18 @@ def test_a_run_comes_back_as_it_was(tmp_path):
     store = Store(tmp_path)
     store.write(RUN, "finished", ROWS, {"commit": "abc"})
     (run,) = Store(tmp_path).runs()
-    assert run.specification.but(settings=RUN.settings) == RUN  # the defaults are written out
+    assert run.specification.replace(settings=RUN.settings) == RUN  # the defaults are written out
     assert run.specification.settings["cprop_beta"] == 0.999
-    assert identify(run.specification) == run.identity == identify(RUN)
+    assert run_id(run.specification) == run.run_id == run_id(RUN)
     assert run.column("train_loss").tolist() == [2.5, 1.5]
     assert np.isnan(run.column("accuracy")[0])
     assert run.histogram().shape == (2, BINS)
-    assert run.made == {"commit": "abc"}
+    assert run.provenance == {"commit": "abc"}
 
 
 def test_any_tool_reads_the_files(tmp_path):
     Store(tmp_path).write(RUN, "finished", ROWS, {})
-    name = identify(RUN)
+    name = run_id(RUN)
     assert pq.read_table(tmp_path / "runs" / f"{name}.parquet")["step"].to_pylist() == [0, 10]
     about = json.loads((tmp_path / "runs" / f"{name}.json").read_text())
     assert about["specification"]["optimizer"] == "cprop-adam"
@@ -53,23 +55,23 @@ def test_a_run_without_its_specification_is_not_finished(tmp_path):
     """A kill between the two files: the run is run again."""
     store = Store(tmp_path)
     store.write(RUN, "finished", ROWS, {})
-    (tmp_path / "runs" / f"{identify(RUN)}.json").unlink()
+    (tmp_path / "runs" / f"{run_id(RUN)}.json").unlink()
     assert store.finished() == set()
     with pytest.raises(FileNotFoundError, match=r"holds no finished run .*: run its experiment first"):
-        store.read(identify(RUN))
+        store.read(run_id(RUN))
 
 
 def test_half_a_file_is_not_seen(tmp_path):
     store = Store(tmp_path)
     store.write(RUN, "finished", ROWS, {})
     (tmp_path / "runs" / ".0123-half.json").write_text("{")
-    assert store.finished() == {identify(RUN)}
+    assert store.finished() == {run_id(RUN)}
 
 
 def test_an_address_is_as_good_as_a_folder(tmp_path):
     by_address = Store(tmp_path.as_uri())
     by_address.write(RUN, "finished", ROWS, {})
-    assert Store(tmp_path).finished() == {identify(RUN)}
+    assert Store(tmp_path).finished() == {run_id(RUN)}
     assert by_address.local("figures") == tmp_path / "figures"
 
 
@@ -84,7 +86,8 @@ def files(folder):
 
 def contents(store):
     return [
-        (run.identity, run.specification, run.status, run.made, repr(run.curves.to_pydict())) for run in store.runs()
+        (run.run_id, run.specification, run.status, run.provenance, repr(run.curves.to_pydict()))
+        for run in store.runs()
     ]
 
 
@@ -122,42 +125,47 @@ def test_a_packed_experiment_is_the_loose_one(tmp_path):
 
 def test_packing_takes_what_belongs_to_experiments_and_can_be_repeated(tmp_path):
     store = Store(tmp_path)
-    shared, search, own, other = RUN, RUN.but(lr=3e-3), RUN.but(seed=1), RUN.but(optimizer="sgd", settings={})
+    shared, search, own, other = (
+        RUN,
+        RUN.replace(lr=3e-3),
+        RUN.replace(seed=1),
+        RUN.replace(optimizer="sgd", settings={}),
+    )
     for run in (shared, search, other):
         store.write(run, "finished", ROWS, {})
-    store.write_experiment("one-smoke", {"runs": [identify(shared), "not yet run"]})
-    store.write_experiment("two-smoke", {"runs": [identify(shared)]})
+    store.write_experiment("one-smoke", {"runs": [run_id(shared), "not yet run"]})
+    store.write_experiment("two-smoke", {"runs": [run_id(shared)]})
     store.write_experiment("begun-smoke", {"runs": ["not yet run"]})
     assert store.pack() == {"begun-smoke": 0, "one-smoke": 2, "two-smoke": 1}
     packed = {f"experiments/{name}-smoke.parquet" for name in ("begun", "one", "two")}
-    loose = {f"runs/{identify(other)}.json", f"runs/{identify(other)}.parquet"}
+    loose = {f"runs/{run_id(other)}.json", f"runs/{run_id(other)}.parquet"}
     assert files(tmp_path) == packed | loose
 
     reader = Store(tmp_path)
-    everything = {identify(run) for run in (shared, search, other)}
+    everything = {run_id(run) for run in (shared, search, other)}
     assert reader.finished() == everything
     store.write(own, "diverged", [], {})
-    store.write_experiment("two-smoke", {"runs": [identify(shared)], "timings": [identify(own)]})
-    assert reader.experiments()["two-smoke"]["timings"] == [identify(own)]
+    store.write_experiment("two-smoke", {"runs": [run_id(shared)], "timings": [run_id(own)]})
+    assert reader.experiments()["two-smoke"]["timings"] == [run_id(own)]
     one = (tmp_path / "experiments" / "one-smoke.parquet").stat()
     assert store.pack() == {"begun-smoke": 0, "one-smoke": 2, "two-smoke": 2}
     assert files(tmp_path) == packed | loose
     assert (tmp_path / "experiments" / "one-smoke.parquet").stat() == one
-    assert reader.finished() == everything | {identify(own)}
-    assert len(reader.read(identify(own)).curves) == 0
-    assert Store(tmp_path).read(identify(own)).status == "diverged"
+    assert reader.finished() == everything | {run_id(own)}
+    assert len(reader.read(run_id(own)).curves) == 0
+    assert Store(tmp_path).read(run_id(own)).status == "diverged"
 
 
 def test_a_kill_while_packing_loses_nothing(tmp_path):
     """Files are written before any is deleted: afterwards a run may be there twice."""
     store = Store(tmp_path)
     store.write(RUN, "finished", ROWS, {})
-    store.write_experiment("one-smoke", {"runs": [identify(RUN)]})
+    store.write_experiment("one-smoke", {"runs": [run_id(RUN)]})
     twice = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     store.pack()
     for path, kept in twice.items():
         path.write_bytes(kept)
-    assert Store(tmp_path).finished() == {identify(RUN)}
+    assert Store(tmp_path).finished() == {run_id(RUN)}
     assert len(Store(tmp_path).runs()) == 1
     assert store.pack() == {"one-smoke": 1}
     assert files(tmp_path) == {"experiments/one-smoke.parquet"}

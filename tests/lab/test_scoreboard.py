@@ -10,10 +10,15 @@ from test_experiments import SMALL
 from test_figures import specification, write
 from test_learning_rate import Phases
 
-from cprop_lab import figures, report, scoreboard, targets
-from cprop_lab.engine import Engine
+from cprop_lab.analysis import scoreboard
+from cprop_lab.analysis.curves import seconds_per_step
+from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
-from cprop_lab.results import Store
+from cprop_lab.experiments import scoreboard as protocol
+from cprop_lab.output import figures, tables
+from cprop_lab.output.drawing import to_svg
+from cprop_lab.output.page import write as write_page
+from cprop_lab.store import Store
 
 RULES = (Path(__file__).parents[2] / "docs" / "results" / "scoreboard.md").read_text()
 
@@ -37,7 +42,7 @@ def keep(store, losses, step_seconds):
         for seed, own in enumerate(by_seed)
     ]
     timings = [
-        write(store, scoreboard.timing(specification(name), 20), [3.0] * 5, step_seconds=seconds)
+        write(store, protocol.timing(specification(name), 20), [3.0] * 5, step_seconds=seconds)
         for name, seconds in step_seconds.items()
     ]
     return store.runs(runs), store.runs(timings)
@@ -86,7 +91,8 @@ def test_the_order_is_that_of_the_scores(entries):
 
 
 def test_the_table_says_who_did_not_get_there(entries):
-    heads, rows = scoreboard.table(entries)
+    table = tables.scoreboard(entries)
+    heads, rows = table.headings, table.rows
     assert all(len(row) == len(heads) for row in rows)
     cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     target = f"iterations {scoreboard.TARGETS[0].title}"
@@ -101,7 +107,7 @@ def test_the_figure_has_a_row_an_optimizer(entries):
     assert [label.get_text() for label in first.get_yticklabels()] == [entry.name for entry in entries]
     assert "not reached" in {text.get_text() for text in second.texts}
     assert "test accuracy" in generalisation.get_title(loc="left")
-    assert figures.to_svg(figure).startswith("<svg")
+    assert to_svg(figure).startswith("<svg")
 
 
 def test_without_adam_there_is_no_target(store):
@@ -112,7 +118,7 @@ def test_without_adam_there_is_no_target(store):
 
 def test_seconds_of_a_step_are_not_moved_by_a_disturbance(store):
     (run,), _ = keep(store, {"adam": [ADAM]}, {})
-    assert targets.seconds_a_step(run) == pytest.approx(0.01)
+    assert seconds_per_step(run) == pytest.approx(0.01)
 
 
 def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
@@ -121,18 +127,18 @@ def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
     told = Phases()
     about = chosen.run(SMALL, engine.run, select=False, progress=told)
     runs, timings = engine.store.runs(about["runs"]), engine.store.runs(about["timings"])
-    assert len(timings) / scoreboard.TIMINGS == len(chosen.variants) == len(runs) / SMALL.seeds
+    assert len(timings) / protocol.TIMINGS == len(chosen.variants) == len(runs) / SMALL.seeds
     assert told == [("running the experiment", sum(r.specification.iterations for r in timings)), ("timing steps", 0)]
     decays = {run.specification.optimizer: run.specification.settings.get("weight_decay") for run in runs}
     assert decays["cprop-adamw"] == 0.01
     assert not decays["adam"]
-    assert {entry.name for entry in report.scores(about, runs, timings)} == {
+    assert {entry.name for entry in scoreboard.scores(about, runs, timings)} == {
         *("Adam", "CProp(Adam)", "Adam, averaged", "CProp(Adam), averaged"),
         *("AdamW", "CProp(AdamW)", "AdamW, cosine", "CProp(AdamW), cosine"),
     }
-    assert report.scores(about, runs[1:], timings) == []
+    assert scoreboard.scores(about, runs[1:], timings) == []
     engine.store.write_experiment("scoreboard", {**about, "command": "cprop-lab run scoreboard-fmnist-fc"})
-    report.write(engine.store, tmp_path / "page.html")
+    write_page(engine.store, tmp_path / "page.html")
     assert "<h3>Scores</h3>" in (tmp_path / "page.html").read_text()
 
 
@@ -152,6 +158,6 @@ def test_the_rules_say_what_is_run():
     assert f"({lengths['fmnist-fc'].selection:,} iterations; {lengths['ptb-lstm'].selection} on Penn" in sentence
     assert lengths["ptb-lstm"].precision == "bfloat16"
     assert lengths["fmnist-fc"].selection == lengths["fmnist-cnn"].selection
-    assert f"Weight decay is {scoreboard.WEIGHT_DECAY} for AdamW" in sentence
+    assert f"Weight decay is {protocol.WEIGHT_DECAY} for AdamW" in sentence
     for title in ("Schedule-Free AdamW", "Cautious AdamW", "Prodigy", "Lion", "AdaBelief"):
         assert re.search(title, sentence)

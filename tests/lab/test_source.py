@@ -10,8 +10,8 @@ import traceback
 import pytest
 
 from cprop_lab import workloads
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 from cprop_lab.workloads import source
 
 FILES = {
@@ -127,7 +127,7 @@ def test_a_process_that_holds_another_version_refuses(pond):
 
 
 def test_a_node_that_would_run_other_code_than_the_driver_refuses(tmp_path):
-    from cprop_lab import trial
+    from cprop_lab.engine import trial
 
     one = Specification("tasks:Blobs", "sgd", lr=0.1)
     with pytest.raises(RuntimeError, match=r"run 0123 would be run \w{16} on this node.*install the same on all"):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cprop_lab import results
-from cprop_lab.specification import Specification
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
 
 BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, iterations=10)
 
@@ -37,18 +37,18 @@ def test_every_part_of_it_makes_another_run():
         "evaluate_every": 7,
         "examples": 5,
     }
-    names = {results.identify(BLOBS.but(**{name: value})) for name, value in changes.items()}
-    assert len(names | {results.identify(BLOBS)}) == len(changes) + 1
+    names = {run_id(BLOBS.replace(**{name: value})) for name, value in changes.items()}
+    assert len(names | {run_id(BLOBS)}) == len(changes) + 1
 
 
 def test_a_default_that_is_written_out_makes_the_same_run():
-    assert results.identify(BLOBS.but(settings={"cprop_c": 1.0, "beta1": 0.9})) == results.identify(BLOBS)
+    assert run_id(BLOBS.replace(settings={"cprop_c": 1.0, "beta1": 0.9})) == run_id(BLOBS)
 
 
 def test_the_order_of_settings_does_not_matter():
     a, b = ({"beta1": 0.8, "eps": 1e-7}, {"eps": 1e-7, "beta1": 0.8})
-    assert BLOBS.but(settings=a) == BLOBS.but(settings=b)
-    assert hash(BLOBS.but(settings=a)) == hash(BLOBS.but(settings=b))
+    assert BLOBS.replace(settings=a) == BLOBS.replace(settings=b)
+    assert hash(BLOBS.replace(settings=a)) == hash(BLOBS.replace(settings=b))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_order_of_settings_does_not_matter():
 )
 def test_what_cannot_be_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        BLOBS.but(**change)
+        BLOBS.replace(**change)
 
 
 def test_a_specification_of_another_version_is_refused():
@@ -74,15 +74,15 @@ def test_a_setting_that_the_optimizer_does_not_have_is_refused():
     with pytest.raises(
         ValueError, match=r"cprop-adam has no setting momentum: it has beta1, beta2, eps, fused, cprop_"
     ):
-        results.identify(BLOBS.but(settings={"momentum": 0.9}))
+        run_id(BLOBS.replace(settings={"momentum": 0.9}))
 
 
 def test_unknown_names_are_told_with_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown optimizer 'adamm': choose one of sgd, adam, .* cprop- before it"):
-        results.identify(BLOBS.but(optimizer="adamm"))
+        run_id(BLOBS.replace(optimizer="adamm"))
     with pytest.raises(ValueError, match=r"CProp cannot wrap schedule-free-adamw, which keeps different weights"):
-        results.identify(BLOBS.but(optimizer="cprop-schedule-free-adamw"))
+        run_id(BLOBS.replace(optimizer="cprop-schedule-free-adamw"))
     with pytest.raises(ValueError, match=r"no workload is called 'mnist': take one of fmnist-fc, .* or module:Task"):
-        results.identify(BLOBS.but(workload="mnist"))
+        run_id(BLOBS.replace(workload="mnist"))
     with pytest.raises(ValueError, match=r"'tasks:Nothing' cannot be imported from"):
-        results.identify(BLOBS.but(workload="tasks:Nothing"))
+        run_id(BLOBS.replace(workload="tasks:Nothing"))

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from test_engine import below, command, trial_processes, wait_for
 
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 pytestmark = pytest.mark.timeout(600)  # half a minute, but on a busy machine Ray alone takes longer to start
 
@@ -46,19 +46,19 @@ RUNS = [Specification("mine:Mine", "sgd", lr=0.1, iterations=1000, evaluate_ever
 
 SWEEP = """
 import sys
-from cprop_lab.engine import Engine
-from cprop_lab.results import Store
-from cprop_lab.specification import Specification
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
 
 runs = Engine(Store("results")).run(map(Specification.from_json, sys.argv[1:]))
-print(*(run.identity for run in runs))
+print(*(run.run_id for run in runs))
 """
 
 IDENTIFY = """
 import sys
-from cprop_lab.results import identify
-from cprop_lab.specification import Specification
-print(*(identify(Specification.from_json(text)) for text in sys.argv[1:]))
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+print(*(run_id(Specification.from_json(text)) for text in sys.argv[1:]))
 """
 
 
@@ -136,7 +136,7 @@ def test_all_results_are_of_the_code_as_it_was_at_the_start(sweep):
     assert sweep.in_time
     assert sweep.filed == sweep.before
     runs = Store(sweep.folder / "results").runs()
-    assert {run.identity for run in runs} == set(sweep.before)
+    assert {run.run_id for run in runs} == set(sweep.before)
     assert {loss for run in runs for loss in run.column("train_loss")} == {1.0}
 
 

@@ -8,10 +8,14 @@ import pyarrow as pa
 import pytest
 from test_learning_rate import Phases
 
-from cprop_lab.compare import compare, verdict
-from cprop_lab.results import Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, outcome, pairs, reached, smoothed, spread, when
+from cprop_lab.analysis.curves import reached, smoothed, when
+from cprop_lab.analysis.pairs import Pair, outcome, pairs
+from cprop_lab.analysis.spread import spread
+from cprop_lab.analysis.verdict import verdict
+from cprop_lab.experiments.comparison import compare
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 
 PLAIN = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=400, evaluate_every=100)
 
@@ -26,16 +30,17 @@ def make(tmp_path):
             for i, loss in enumerate(losses)
         ]
         store.write(specification, status, rows, {})
-        return store.read(identify(specification))
+        return store.read(run_id(specification))
 
     return write
 
 
 def pair(make, plain, scaled, pace=0.02, **columns):
     ours = [
-        make(PLAIN.but(optimizer="cprop-sgd", seed=i), losses, pace=pace, **columns) for i, losses in enumerate(scaled)
+        make(PLAIN.replace(optimizer="cprop-sgd", seed=i), losses, pace=pace, **columns)
+        for i, losses in enumerate(scaled)
     ]
-    return Pair([make(PLAIN.but(seed=i), losses, **columns) for i, losses in enumerate(plain)], ours)
+    return Pair([make(PLAIN.replace(seed=i), losses, **columns) for i, losses in enumerate(plain)], ours)
 
 
 def test_curves_are_averaged_before_they_are_compared(make):
@@ -74,9 +79,9 @@ def test_what_it_has_come_to_where_both_are_equally_far(make):
 
 
 def test_seeds_that_did_not_learn_are_left_out(make):
-    plain = [make(PLAIN, [9, 99], status="diverged"), make(PLAIN.but(seed=1), [3, 9, 9, 9])]
-    plain.append(make(PLAIN.but(seed=2), [9, 9, 9, 6, 3]))
-    ours = [make(PLAIN.but(optimizer="cprop-sgd", seed=i), [9, 6, 3, 3, 3]) for i in range(3)]
+    plain = [make(PLAIN, [9, 99], status="diverged"), make(PLAIN.replace(seed=1), [3, 9, 9, 9])]
+    plain.append(make(PLAIN.replace(seed=2), [9, 9, 9, 6, 3]))
+    ours = [make(PLAIN.replace(optimizer="cprop-sgd", seed=i), [9, 6, 3, 3, 3]) for i in range(3)]
     assert Pair(plain, ours).shares("iterations") == [0.5]
     assert Pair(plain[:1], ours[:1]).shares("iterations") == []
     said = verdict("CProp(SGD)", Pair(plain[:1], ours[:1]))
@@ -88,16 +93,20 @@ def test_seeds_that_did_not_learn_are_left_out(make):
 
 
 def test_pairs_are_found_by_what_they_have_in_common(make):
-    runs = [make(PLAIN.but(optimizer=o, seed=s), [2, 1]) for o in ("sgd", "cprop-sgd", "cprop-adam") for s in (1, 0)]
-    runs += [make(PLAIN.but(optimizer="cprop-sgd", batch_size=8, seed=s), [2, 1]) for s in (0, 1)]
-    runs += [make(PLAIN.but(optimizer="cprop-sgd", settings={"cprop_c": 3.0}, seed=s), [2, 1]) for s in (0, 1)]
+    runs = [
+        make(PLAIN.replace(optimizer=o, seed=s), [2, 1]) for o in ("sgd", "cprop-sgd", "cprop-adam") for s in (1, 0)
+    ]
+    runs += [make(PLAIN.replace(optimizer="cprop-sgd", batch_size=8, seed=s), [2, 1]) for s in (0, 1)]
+    runs += [make(PLAIN.replace(optimizer="cprop-sgd", settings={"cprop_c": 3.0}, seed=s), [2, 1]) for s in (0, 1)]
     found = pairs(runs)
     assert list(found) == ["CProp(SGD)", "CProp(SGD), c = 3"]
     assert [run.specification.seed for run in found["CProp(SGD)"].plain] == [0, 1]
 
 
 def test_cprop_is_paired_with_each_learning_rate_of_its_optimizer(make):
-    runs = [make(PLAIN.but(lr=lr), [2, 1]) for lr in (0.1, 0.03)] + [make(PLAIN.but(optimizer="cprop-sgd"), [2, 1])]
+    runs = [make(PLAIN.replace(lr=lr), [2, 1]) for lr in (0.1, 0.03)] + [
+        make(PLAIN.replace(optimizer="cprop-sgd"), [2, 1])
+    ]
     assert {name: pair.plain[0].specification.lr for name, pair in pairs(runs).items()} == {
         "CProp(SGD) against learning rate 0.1": 0.1,
         "CProp(SGD) against learning rate 0.03": 0.03,
@@ -118,7 +127,7 @@ def test_a_verdict_that_helps(make):
         "SGD + CProp helps: it reaches SGD's final training loss in 50 % fewer iterations (95 % interval 50 to 50 %, "
         "three seeds) and 50 % less time (50 to 50 %)."
     )
-    assert said.heads == ["", "SGD", "CProp(SGD)", "change"]
+    assert said.headings == ["", "SGD", "CProp(SGD)", "change"]
     assert said.rows == [
         ["iterations to that loss", "400", "200", "50 % fewer (50 to 50 %)"],
         ["seconds to that loss", "4.00", "2.00", "50 % less (50 to 50 %)"],
@@ -211,21 +220,21 @@ def test_runs_shorter_than_the_horizon_are_noted(make):
     )
     short = pair(make, [SLOW] * 3, [FAST] * 3)
     assert verdict("CProp(SGD)", short).notes == [note]
-    quicker = PLAIN.but(optimizer="cprop-sgd", settings={"cprop_beta": 0.99})
-    enough = Pair(short.plain, [make(quicker.but(seed=i), FAST) for i in range(3)])
+    quicker = PLAIN.replace(optimizer="cprop-sgd", settings={"cprop_beta": 0.99})
+    enough = Pair(short.plain, [make(quicker.replace(seed=i), FAST) for i in range(3)])
     assert verdict("CProp(SGD), beta = 0.99", enough).notes == []
 
 
 def test_a_run_that_got_there_and_diverged_did_not_get_there(make):
-    plain = [make(PLAIN.but(seed=i), SLOW) for i in range(2)]
-    blown = [make(PLAIN.but(optimizer="cprop-sgd", seed=i), [*FAST, math.nan], status="diverged") for i in range(2)]
+    plain = [make(PLAIN.replace(seed=i), SLOW) for i in range(2)]
+    blown = [make(PLAIN.replace(optimizer="cprop-sgd", seed=i), [*FAST, math.nan], status="diverged") for i in range(2)]
     assert Pair(plain, blown).shares("iterations") == [math.inf, math.inf]
     said = verdict("CProp(SGD)", Pair(plain, blown))
     assert said.headline == (
         "SGD + CProp does not help: it never reaches SGD's final training loss (two seeds). Two runs diverged."
     )
     assert said.rows[-1] == ["final test loss", "7.00", "diverged", ""]
-    one = Pair(plain, [blown[0], make(PLAIN.but(optimizer="cprop-sgd", seed=1), FAST)])
+    one = Pair(plain, [blown[0], make(PLAIN.replace(optimizer="cprop-sgd", seed=1), FAST)])
     assert headline(one).endswith("only one of two seeds reached SGD's final training loss. One run diverged.")
 
 

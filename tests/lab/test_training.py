@@ -7,21 +7,22 @@ import pytest
 import torch
 
 from cprop import Moments
-from cprop_lab import measures, optimizers, training
-from cprop_lab.optimizers import eager
-from cprop_lab.results import BINS, Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training, train
+from cprop_lab.engine import train as training
+from cprop_lab.engine.train import train
+from cprop_lab.run import measures, optimizers
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.names import RECIPES
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
+from cprop_lab.store import Store
 
+eager = Specification.eager
 BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-2, iterations=60, evaluate_every=20, examples=200)
 # All without kernels: this is about the run and not about the step, and compiling takes seconds.
 
 
-ALL = [
-    prefix + base
-    for base, recipe in optimizers.RECIPES.items()
-    for prefix in ([""] if recipe.alone else ["", "cprop-"])
-]
+ALL = [prefix + base for base, recipe in RECIPES.items() for prefix in ([""] if recipe.alone else ["", "cprop-"])]
 COMBINED = ["adamw+cosine", "cprop-adam+cosine+ema", "sgd+ema"]
 SET = [
     ("cprop-adam", {"cprop_start": 20}),  # before the stop
@@ -41,8 +42,8 @@ def curves(run):
 @pytest.mark.parametrize(
     "specification",
     [
-        *(BLOBS.but(optimizer=name) for name in (*ALL, *COMBINED)),
-        *(BLOBS.but(optimizer=name, settings=settings) for name, settings in SET),
+        *(BLOBS.replace(optimizer=name) for name in (*ALL, *COMBINED)),
+        *(BLOBS.replace(optimizer=name, settings=settings) for name, settings in SET),
     ],
     ids=lambda specification: f"{specification.optimizer}{''.join(map(str, specification.settings.values()))}",
 )
@@ -68,7 +69,7 @@ def test_stopped_and_resumed_is_not_stopped_to_the_bit(specification, tmp_path):
 def test_a_run_is_the_same_every_time_and_another_seed_is_another(tmp_path):
     one, same, other = (Store(tmp_path / name) for name in ("one", "same", "other"))
     for store, seed in ((one, 0), (same, 0), (other, 1)):
-        train(eager(BLOBS.but(seed=seed)), store)
+        train(eager(BLOBS.replace(seed=seed)), store)
     (first,), (second,), (third,) = one.runs(), same.runs(), other.runs()
     drop = ["seconds"]
     assert first.curves.drop_columns(drop).equals(second.curves.drop_columns(drop))
@@ -95,7 +96,7 @@ def test_what_a_kill_costs_is_bounded_by_the_clock(tmp_path):
 
     with pytest.raises(Killed):
         train(eager(BLOBS), store, kill, checkpoint_seconds=0)
-    at = store.load_checkpoint(identify(eager(BLOBS)))["step"]
+    at = store.load_checkpoint(run_id(eager(BLOBS)))["step"]
     assert 20 <= at < 40
     seen = []
     train(eager(BLOBS), store, seen.append, checkpoint_seconds=0)
@@ -105,12 +106,12 @@ def test_what_a_kill_costs_is_bounded_by_the_clock(tmp_path):
     (ours,), (theirs,) = store.runs(), undisturbed.runs()
     assert ours.curves.drop_columns(["seconds"]).equals(theirs.curves.drop_columns(["seconds"]))
     assert list(ours.column("step")) == [0, 20, 40, 60]
-    assert store.load_checkpoint(ours.identity) is None  # what is finished keeps no checkpoint
+    assert store.load_checkpoint(ours.run_id) is None  # what is finished keeps no checkpoint
 
 
 def test_a_damaged_checkpoint_starts_the_run_over_and_says_so(tmp_path):
     store = Store(tmp_path)
-    name = identify(eager(BLOBS))
+    name = run_id(eager(BLOBS))
     store.save_checkpoint(name, {"step": 3})
     path = tmp_path / "checkpoints" / f"{name}.pt"
     path.write_bytes(path.read_bytes()[:-100])
@@ -121,7 +122,7 @@ def test_a_damaged_checkpoint_starts_the_run_over_and_says_so(tmp_path):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_run_that_diverges_ends_early_and_is_kept(tmp_path):
     store = Store(tmp_path)
-    assert train(eager(BLOBS.but(optimizer="sgd", lr=1e8, iterations=1000)), store) == "diverged"
+    assert train(eager(BLOBS.replace(optimizer="sgd", lr=1e8, iterations=1000)), store) == "diverged"
     (run,) = store.runs()
     assert run.status == "diverged"
     assert run.column("step")[-1] < 1000
@@ -139,7 +140,7 @@ def test_the_scales_of_a_row_are_those_of_the_optimizer():
 
 
 def test_a_plain_optimizer_has_no_scales():
-    run = Training(eager(BLOBS.but(optimizer="adam")))
+    run = Training(eager(BLOBS.replace(optimizer="adam")))
     run.advance(2)
     assert run.evaluate().get("mean_scale") is None
 
@@ -147,7 +148,7 @@ def test_a_plain_optimizer_has_no_scales():
 # Schedule-Free moves the weights to where they are evaluated and back, which rounds.
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("cprop-adam+ema", 0), ("schedule-free-adamw", 1e-6)])
 def test_an_evaluation_changes_nothing(optimizer, tolerance):
-    watched, alone = (Training(eager(BLOBS.but(optimizer=optimizer))) for _ in range(2))
+    watched, alone = (Training(eager(BLOBS.replace(optimizer=optimizer))) for _ in range(2))
     for _ in range(10):
         watched.advance(1)
         watched.evaluate()
@@ -159,7 +160,7 @@ def test_an_evaluation_changes_nothing(optimizer, tolerance):
 
 
 def test_losses_are_means_over_the_data():
-    run = Training(eager(BLOBS.but(examples=10_000)))
+    run = Training(eager(BLOBS.replace(examples=10_000)))
     run.advance(20)
     row = run.evaluate()
     run.model.eval()
@@ -181,7 +182,7 @@ def test_a_map_style_dataset_and_bfloat16(tmp_path):
 
 
 def test_an_average_of_the_weights_is_what_is_evaluated():
-    plain, averaged = (Training(eager(BLOBS.but(optimizer=name))) for name in ("adam", "adam+ema"))
+    plain, averaged = (Training(eager(BLOBS.replace(optimizer=name))) for name in ("adam", "adam+ema"))
     for run in (plain, averaged):
         run.advance(40)
     for ours, theirs in zip(plain.model.parameters(), averaged.model.parameters(), strict=True):
@@ -191,15 +192,15 @@ def test_an_average_of_the_weights_is_what_is_evaluated():
 
 
 def test_cosine_decay_ends_at_zero():
-    run = Training(eager(BLOBS.but(optimizer="adamw+cosine", iterations=40)))
+    run = Training(eager(BLOBS.replace(optimizer="adamw+cosine", iterations=40)))
     run.advance(40)
     assert run.evaluate()["lr"] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("base", ["adam", "lion"])  # native, and wrapped
 def test_a_late_start_is_the_optimizer_without_cprop_until_there(base):
-    late = BLOBS.but(optimizer=f"cprop-{base}", settings={"cprop_start": 10})
-    plain, watching = (Training(eager(run)) for run in (BLOBS.but(optimizer=base), late))
+    late = BLOBS.replace(optimizer=f"cprop-{base}", settings={"cprop_start": 10})
+    plain, watching = (Training(eager(run)) for run in (BLOBS.replace(optimizer=base), late))
     for run in (plain, watching):
         run.advance(10)
     for ours, theirs in zip(watching.model.parameters(), plain.model.parameters(), strict=True):
@@ -212,12 +213,12 @@ def test_a_late_start_is_the_optimizer_without_cprop_until_there(base):
 
 
 def test_a_start_with_the_first_step_is_no_other_run():
-    late, usual = (BLOBS.but(settings=settings) for settings in ({"cprop_start": 0}, {}))
-    assert identify(late) == identify(usual) != identify(BLOBS.but(settings={"cprop_start": 1}))
+    late, usual = (BLOBS.replace(settings=settings) for settings in ({"cprop_start": 0}, {}))
+    assert run_id(late) == run_id(usual) != run_id(BLOBS.replace(settings={"cprop_start": 1}))
 
 
 def test_a_layers_mean_is_the_same_for_all_of_its_parameters():
-    run = Training(eager(BLOBS.but(settings={"cprop_measure": "layer_mean"})))
+    run = Training(eager(BLOBS.replace(settings={"cprop_measure": "layer_mean"})))
     run.advance(20)
     scales = [scale for _, scale in run.optimizer.scales()]
     assert all(scale.unique().numel() == 1 and 0 < scale.flatten()[0] < 1 for scale in scales)
@@ -252,7 +253,7 @@ def test_numbers_on_record():
     recorded = {"sgd": 0.640896, "cprop-sgd": 0.641202, "cprop-adam": 0.203960, "schedule-free-adamw": 0.315669}
     found = {}
     for optimizer in recorded:
-        run = Training(eager(BLOBS.but(optimizer=optimizer)))
+        run = Training(eager(BLOBS.replace(optimizer=optimizer)))
         run.advance(40)
         found[optimizer] = run.evaluate()["train_loss"]
     assert all(math.isfinite(loss) for loss in found.values())
@@ -264,8 +265,8 @@ def test_schedule_free_with_infinite_confidence_is_schedule_free():
     generator = torch.Generator().manual_seed(0)
     ours, theirs = (torch.nn.Parameter(torch.ones(7, dtype=torch.float64)) for _ in range(2))
     run = Specification("tasks:Blobs", "schedule-free-cprop", lr=0.1)
-    scaled, _ = optimizers.build(run.but(settings={"c": math.inf}), [ours])
-    peer, _ = optimizers.build(run.but(optimizer="schedule-free-adamw"), [theirs])
+    scaled, _ = optimizers.build(run.replace(settings={"c": math.inf}), [ours])
+    peer, _ = optimizers.build(run.replace(optimizer="schedule-free-adamw"), [theirs])
     for _ in range(50):
         g = torch.randn(7, generator=generator, dtype=torch.float64)
         for p, optimizer in ((ours, scaled), (theirs, peer)):

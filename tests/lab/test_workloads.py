@@ -6,9 +6,10 @@ import torch
 from conftest import REAL
 from datasets import load_dataset
 
-from cprop_lab import optimizers, workloads
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training
+from cprop_lab import workloads
+from cprop_lab.run.names import RECIPES
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
 from cprop_lab.workloads import data
 
 CLASSES = {"fmnist": 10, "cifar100": 100, "tiny-imagenet": 200}
@@ -133,10 +134,10 @@ def test_gradients_are_clipped(data_root):
 
 def test_the_papers_settings():
     run = Specification("fmnist-fc", "sgd", lr=0.1)
-    resolved = {name: optimizers.resolve_settings(run.but(optimizer=name)) for name in optimizers.RECIPES}
+    resolved = {name: run.replace(optimizer=name).resolved_settings() for name in RECIPES}
     assert resolved["adam"] == resolved["amsgrad"] == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "fused": True}
     assert resolved["rmsprop"] == {"alpha": 0.99, "eps": 1e-8}
-    scaled = optimizers.resolve_settings(run.but(optimizer="cprop-sgd"))
+    scaled = run.replace(optimizer="cprop-sgd").resolved_settings()
     assert {k: scaled[k] for k in scaled if k.startswith("cprop_")} == {
         "cprop_beta": 0.999,
         "cprop_c": 1.0,

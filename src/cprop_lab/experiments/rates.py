@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from cprop_lab import optimizers
+from cprop_lab.run.names import RECIPES
 
 __all__ = ["PAPER", "rate"]
 
@@ -33,7 +33,7 @@ def rate(workload: str, base: str, batch_size: int = 32) -> float:
     """
     known = PAPER.get(workload, {})
     base = {"amsgrad": "adam", "adabound": "adam", "adamw": "adam"}.get(base, base)
-    found = known.get(base, optimizers.RECIPES[base].guess)
+    found = known.get(base, RECIPES[base].guess)
     if batch_size == 32:
         return found
     if base == "sgd":

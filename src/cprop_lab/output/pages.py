@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from cprop_lab import scoreboard
-from cprop_lab.figures import save
-from cprop_lab.groups import WORDS, grouped, judged_by, names
-from cprop_lab.learning_rate import final_loss
-from cprop_lab.report import draw, scores
-from cprop_lab.results import BINS, Run, Store
-from cprop_lab.scoreboard import Entry
-from cprop_lab.specification import Specification
-from cprop_lab.targets import as_measured, ended, facet, outcome, pairs, shown
+from cprop_lab.analysis import scoreboard
+from cprop_lab.analysis.curves import ended, final_loss
+from cprop_lab.analysis.groups import WORDS, grouped, judged_by, names
+from cprop_lab.analysis.pairs import outcome, pairs
+from cprop_lab.analysis.scoreboard import Entry, scores
+from cprop_lab.analysis.spread import as_measured, shown
+from cprop_lab.output.drawing import save
+from cprop_lab.output.figures import draw
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run, Store
 
 __all__ = [
     "DRAWN_FROM",
@@ -132,7 +134,7 @@ def _searches(experiment: Kept) -> str:
 def named(run: Run) -> str:
     """The name of a run: its optimizer, and how it differs from the others."""
     group = run.specification.group()
-    return names([group])[group] + facet(group)
+    return names([group])[group] + group.facet
 
 
 FIRST, SECOND = ([f"{of} {target.title}" for of in ("iterations", "seconds")] for target in scoreboard.TARGETS)
@@ -194,7 +196,7 @@ def equally_far(experiments: Mapping[str, Kept]) -> str:
                 f"{lower} of {len(losses)}" if losses else "not reached",
             ]
             # Experiments share runs: each pair is listed where it first occurs.
-            rows.setdefault(tuple(run.identity for run in pair.scaled), row)
+            rows.setdefault(tuple(run.run_id for run in pair.scaled), row)
     kinds = ("test loss", "accuracy or perplexity")
     headings = [f"{kind}, {which}" for kind in kinds for which in ("plain", "with CProp")]
     return table(["experiment", "", *headings, "seeds with a lower test loss"], rows.values())
@@ -205,7 +207,7 @@ def _made(experiment: Kept) -> str:
     about, runs, _ = experiment
 
     def all_of(key: str) -> str:
-        return ", ".join(sorted({str(run.made[key]) for run in runs}))
+        return ", ".join(sorted({str(run.provenance[key]) for run in runs}))
 
     def numbers(of: Callable[[Specification], int]) -> str:
         return ", ".join(f"{n:,}" for n in sorted({of(run.specification) for run in runs}))
@@ -228,7 +230,7 @@ def _made(experiment: Kept) -> str:
 
 def digest(experiment: Kept) -> str:
     """A digest of all numbers in a figure's runs."""
-    parts = [(run.identity, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
+    parts = [(run.run_id, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
     return hashlib.sha256(json.dumps([experiment.about["kind"], parts]).encode()).hexdigest()[:16]
 
 

@@ -94,7 +94,7 @@ def build(workload: str, options: Mapping[str, Any], batch_size: int = 32) -> Ta
 
 
 def code(workload: str) -> str:
-    """What stands for a task's code in a run's identity: a user's own, which changes as it is worked on.
+    """A digest of a user's own task for the run id, since its code changes; empty for a built-in workload.
 
     Raises:
         ValueError: if there is no such task.

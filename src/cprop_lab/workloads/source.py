@@ -122,7 +122,7 @@ def adopt(sources: Mapping[str, Mapping[str, Module]]) -> None:
 
 
 def digest(task: str) -> str:
-    """What stands for the task's code in the identity of its runs."""
+    """A digest of the task's code, which is part of its runs' ids."""
     files = {name: hashlib.sha256(module.text) for name, module in read(task).items() if module.file}
     if len(files) == 1:
         return files[task].hexdigest()[:16]

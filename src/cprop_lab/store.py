@@ -1,12 +1,12 @@
-"""What was measured: while running, one Parquet file and one readable specification per run.
+"""The store: one Parquet file per run with a readable specification beside it, or one per packed experiment.
 
-A store is a folder or an object store's address, whatever ``pyarrow`` opens. Nothing in it is a
-pickle but the checkpoint of an unfinished run, which is read with ``weights_only``.
+A store is a folder or an address in an object store, whatever ``pyarrow`` opens. Nothing in it is a
+pickle except the checkpoint of an unfinished run, which is read with ``weights_only``. Reading needs no torch.
 
-    runs/<identity>.parquet               the curves, one row per evaluation
-    runs/<identity>.json                  the specification, how the run ended, and how it was made
-    checkpoints/<identity>.pt             of a run that is not finished
-    experiments/<name>-<preset>.json      which runs belong to an experiment
+    runs/<run id>.parquet                 the curves, one row per evaluation
+    runs/<run id>.json                    the specification, how the run ended, and its provenance
+    checkpoints/<run id>.pt               of a run that is not finished
+    experiments/<name>-<preset>.json      an experiment's manifest: which runs belong to it
     experiments/<name>-<preset>.parquet   a packed experiment: all of these in one file, with one row per run
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlparse
 from uuid import uuid4
 
@@ -27,17 +27,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-import cprop.checkpoint_files
-from cprop_lab import optimizers, workloads
-from cprop_lab.specification import NUMERICS, Specification, identity
+from cprop_lab.run.evaluation import BINS, Evaluation, Status
+from cprop_lab.run.identity import resolve, run_id
+from cprop_lab.run.specification import Specification
 
-__all__ = ["BINS", "METRICS", "Run", "Status", "Store", "identify", "measured", "resolve"]
+__all__ = ["Manifest", "Run", "Store", "measured"]
 
-Status = Literal["finished", "diverged"]
-Row = dict[str, Any]
-
-BINS: Final = 20
-"""Of the scale's histogram, equal parts of [0, 1]."""
+Manifest = Mapping[str, Any]
+"""What is stored about an experiment: its runs, and what a reader should know."""
 
 SCHEMA: Final = pa.schema(
     {
@@ -54,43 +51,24 @@ SCHEMA: Final = pa.schema(
 )
 
 
-def resolve(specification: Specification) -> dict[str, Any]:
-    """A specification with every default written out, and the version of the code: what a run's identity is made of."""
-    settings = optimizers.resolve_settings(specification)
-    return {
-        **specification.but(settings=settings).to_dict(),
-        "numerics": NUMERICS,
-        "code": workloads.code(specification.workload),
-    }
-
-
-def identify(specification: Specification) -> str:
-    """The name of a run."""
-    return identity(resolve(specification))
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished run: what it was, and its curves."""
 
-    identity: str
+    run_id: str
     specification: Specification
     status: Status
-    made: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     curves: pa.Table
 
     def column(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A curve's values, one an evaluation; NaN where there is none."""
+        """A curve's values, one per evaluation; NaN where there is none."""
         values = self.curves[name].to_numpy()
         return np.asarray(values, dtype=np.float64)
 
     def histogram(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The scale's distribution over time: a row an evaluation, a column a bin."""
+        """The scale's distribution over time: one row per evaluation, one column per bin."""
         return np.array([row or [np.nan] * BINS for row in self.curves["scale_histogram"].to_pylist()], dtype=float)
-
-
-METRICS: Final = ("accuracy", "perplexity")
-"""Of which a workload has at most one."""
 
 
 def measured(runs: Iterable[Run], column: str) -> bool:
@@ -224,23 +202,25 @@ class Store:
     # Runs.
 
     def finished(self) -> set[str]:
-        """The identities of all runs that need not be run again."""
+        """The ids of all finished runs."""
         # In this order, as packing writes before it deletes: a run that moves meanwhile is seen.
         loose = self._names("runs", ".json")
         self._open_packs()
         return loose.union(self._pack_of)
 
-    def write(self, specification: Specification, status: Status, rows: Sequence[Row], made: Mapping[str, Any]) -> None:
+    def write(
+        self, specification: Specification, status: Status, rows: Sequence[Evaluation], provenance: Mapping[str, Any]
+    ) -> None:
         """Keep a run that has ended. The specification comes last: where it is, the curves are."""
-        name = identify(specification)
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA), sink)
-        self._write(f"runs/{name}.parquet", sink.getvalue().to_pybytes())
+        name = run_id(specification)
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA), buffer)
+        self._write(f"runs/{name}.parquet", buffer.getvalue().to_pybytes())
         about = {
             "identity": name,
             "status": status,
             "specification": resolve(specification),
-            "made": dict(made),
+            "made": dict(provenance),
         }
         self._write(f"runs/{name}.json", _text(about).encode())
         self.forget_checkpoint(name)
@@ -258,7 +238,7 @@ class Store:
         """A finished run.
 
         Raises:
-            FileNotFoundError: if there is none of that identity.
+            FileNotFoundError: if there is none with that id.
         """
         found = self._run(name)
         if found is None:
@@ -276,9 +256,11 @@ class Store:
 
     def save_checkpoint(self, name: str, checkpoint: Any) -> None:
         """Keep where a run is; the one before is replaced once this one is whole."""
+        from cprop import checkpoint_files  # imports torch, which readers do not need
+
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
-            cprop.checkpoint_files.save(checkpoint, local)
+            checkpoint_files.save(checkpoint, local)
             self._write(f"checkpoints/{name}.pt", local.read_bytes())
 
     def load_checkpoint(self, name: str) -> Any:
@@ -290,10 +272,12 @@ class Store:
         contents = self._read(f"checkpoints/{name}.pt")
         if contents is None:
             return None
+        from cprop import checkpoint_files
+
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "checkpoint.pt"
             local.write_bytes(contents)
-            return cprop.checkpoint_files.load(local)
+            return checkpoint_files.load(local)
 
     def forget_checkpoint(self, name: str) -> None:
         """Drop the checkpoint of a run that has ended, or that is damaged."""
@@ -301,9 +285,9 @@ class Store:
 
     # Experiments.
 
-    def write_experiment(self, name: str, about: Mapping[str, Any]) -> None:
-        """Keep which runs make up an experiment."""
-        self._write(f"experiments/{name}.json", _text(about).encode())
+    def write_experiment(self, name: str, manifest: Manifest) -> None:
+        """Keep an experiment's manifest: which runs it consists of."""
+        self._write(f"experiments/{name}.json", _text(manifest).encode())
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """All experiments that were run, by name and preset."""

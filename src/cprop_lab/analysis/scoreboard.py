@@ -1,8 +1,6 @@
 """The scoreboard: how long every optimizer takes to reach the same two training losses, in iterations and seconds.
 
-Its rules were written down before its runs (docs/results/scoreboard.md). In short: the learning rates of all optimizers
-without CProp are selected by the same procedure, CProp uses that of the optimizer inside, and the score is when an
-optimizer reaches tuned Adam's final training loss, seed by seed.
+What is run for it is decided in :mod:`cprop_lab.experiments.scoreboard`.
 """
 
 from __future__ import annotations
@@ -13,34 +11,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
-from cprop_lab import optimizers
-from cprop_lab.groups import WORDS, judged_by, names
-from cprop_lab.learning_rate import final_loss
-from cprop_lab.results import Run
-from cprop_lab.specification import Specification
-from cprop_lab.targets import by_seed, ended, seconds_a_step, smoothed, when
+from cprop_lab.analysis.curves import final_loss, seconds_per_step, smoothed, when
+from cprop_lab.analysis.groups import by_seed, names
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Manifest, Run
 
-__all__ = [
-    "ROWS",
-    "TARGETS",
-    "Entry",
-    "Target",
-    "part_in_words",
-    "score",
-    "settings",
-    "table",
-    "timing",
-]
-
-ROWS: Final = (
-    *("sgd", "cprop-sgd", "adam", "cprop-adam", "adam+ema", "cprop-adam+ema"),
-    *("adamw", "cprop-adamw", "adamw+cosine", "cprop-adamw+cosine"),
-    *("schedule-free-adamw", "schedule-free-cprop", "cautious-adamw", "prodigy", "lion", "adabelief"),
-)
-TIMINGS: Final = 3
-"""Short runs of every row that measure the seconds per step, in turn; the fastest counts."""
-WEIGHT_DECAY: Final = 0.01
-"""Of AdamW, torch's default: without any it would be Adam. The others have none, since training losses are compared."""
+__all__ = ["TARGETS", "Entry", "Target", "part_in_words", "score", "scores"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +73,7 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
 
     Args:
         runs: of one workload; Adam's must be among them.
-        timings: separate short runs for the seconds per step, see :func:`timing`.
+        timings: separate short runs for the seconds per step, see :mod:`cprop_lab.experiments.scoreboard`.
 
     Raises:
         ValueError: if a target's optimizer is missing.
@@ -108,7 +84,7 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     for run in timings:
         # Other work on the machine makes a step longer, never shorter.
         found = seconds.get(run.specification.optimizer, math.inf)
-        seconds[run.specification.optimizer] = min(found, seconds_a_step(run))
+        seconds[run.specification.optimizer] = min(found, seconds_per_step(run))
     adams = seconds.get(TARGETS[0].optimizer, math.nan)
     called = names(groups)
     entries = [
@@ -127,25 +103,10 @@ def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
     return sorted(entries, key=order)
 
 
-def table(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
-    """The headings and rows of a table, as text."""
-    column = judged_by(entries[0].runs)
-    heads = ["optimizer", "learning rate"]
-    for target in TARGETS:
-        heads += [f"iterations {target.title}", f"seconds {target.title}"]
-    ends = dict.fromkeys(("train_loss", "test_loss", column))
-    heads += ["time per step", *(f"final {WORDS[name]}" for name in ends)]
-    rows = [
-        [
-            entry.name,
-            f"{entry.specification.lr:g}",
-            *(part_in_words(entry, target, of) for target in range(len(TARGETS)) for of in ("iterations", "seconds")),
-            f"{entry.cost:.2f}",
-            *(ended(entry.runs, name) for name in ends),
-        ]
-        for entry in entries
-    ]
-    return heads, rows
+def scores(manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
+    """A scoreboard's rows; none while runs are missing, or for other experiments."""
+    complete = len(runs) == len(manifest["runs"]) > 0
+    return score(runs, timings) if manifest["kind"] == "scoreboard" and complete else []
 
 
 def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
@@ -170,19 +131,3 @@ def _losses(groups: dict[Specification, list[Run]], target: Target) -> dict[int,
 
 def _part(run: Run, goal: float) -> float:
     return when(run, goal, "iterations") / run.specification.iterations
-
-
-def timing(specification: Specification, iterations: int) -> Specification:
-    """A short run that measures the seconds per step.
-
-    Long runs share their machine with changing other work; short ones can be made in turn on an idle machine.
-    """
-    every = max(1, iterations // 10)
-    # Evaluations only divide the run into stretches; for a text, an example is a window, and a hundred take minutes.
-    few = max(1, min(100, specification.examples // 20))
-    return specification.but(iterations=max(10, iterations), evaluate_every=every, examples=few)
-
-
-def settings(optimizer: str) -> dict[str, float]:
-    """What a row sets besides the defaults."""
-    return {"weight_decay": WEIGHT_DECAY} if optimizers.parse(optimizer).base == "adamw" else {}

@@ -1,191 +1,48 @@
-"""Figures of runs in the paper's style: lists of runs in, a matplotlib figure out.
-
-Figures are made without pyplot, so they need no display and need not be closed.
-"""
+"""Figures of runs in the paper's style: lists of runs in, a matplotlib figure out; and which ones an experiment has."""
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Final
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib import colors, style, ticker
+from matplotlib import colors
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cprop_lab.groups import (
-    WORDS,
-    Kin,
-    by_place,
-    by_step,
-    grouped,
-    judged_by,
-    kin,
-    metric,
-    names,
-    over_seeds,
-    place,
-    with_status,
+from cprop_lab.analysis.curves import by_step, choose, final_loss, over_seeds
+from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, kin, metric, names, with_status
+from cprop_lab.analysis.pairs import Pair, outcome, pairs
+from cprop_lab.analysis.scoreboard import TARGETS, Entry, part_in_words, scores
+from cprop_lab.analysis.spread import spread
+from cprop_lab.output.drawing import (
+    COLOURS,
+    NARROW,
+    WIDTH,
+    Look,
+    entitle,
+    legend,
+    logarithmic,
+    looks,
+    percent,
+    plain,
+    styled,
+    thousands,
+    ticks,
 )
-from cprop_lab.learning_rate import choose, final_loss
-from cprop_lab.results import BINS, METRICS, Run, measured
-from cprop_lab.scoreboard import TARGETS, Entry, part_in_words
-from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, outcome, spread
+from cprop_lab.run.evaluation import BINS, METRICS
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Manifest, Run, measured
 
-__all__ = ["curves", "histogram", "learning_rates", "save", "scoreboard", "times_to_target", "to_svg"]
+__all__ = ["curves", "draw", "histogram", "learning_rates", "scoreboard", "times_to_target"]
 
-Look = dict[str, Any]
-"""How a line is drawn, as keyword arguments of matplotlib."""
-
-WIDTH: Final = 9.0
-"""In inches: at 100 pixels an inch, the width of a README's column."""
-NARROW: Final = 5.4
-"""Of what a phone should show whole."""
-
-# From Okabe and Ito's palette, which colour-blind people can tell apart; without yellow, which is too light for a line
-# on white, and black, which is reserved for what belongs to no optimizer.
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-SHADES: Final = ("YlGnBu", "YlOrRd", "YlGn", "RdPu", "YlOrBr", "PuBu")
-"""The colour maps of matplotlib closest to these colours."""
-MARKERS: Final = ("", "o", "s", "^")
-"""Used in turn where there are more optimizers than colours."""
 
 LOGARITHMIC: Final = ("train_loss", "test_loss", "perplexity", "lr")
-
-STYLE: Final[Mapping[str, Any]] = {
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": "0.4",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.6,
-    "xtick.color": "0.3",
-    "ytick.color": "0.3",
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "legend.title_fontsize": 8,
-    "legend.handlelength": 2.6,  # long enough to show dashes next to a marker
-    "legend.columnspacing": 1.3,
-    "lines.linewidth": 1.5,
-    "text.parse_math": False,  # names come from users: a dollar sign is just that
-    "svg.hashsalt": "cprop",  # the same figure makes the same file
-}
-
-# The user's matplotlibrc is ignored, so that a figure looks the same everywhere.
-_styled = partial(style.context, dict(STYLE), after_reset=True)
-
-
-def looks(named: Mapping[Specification, str]) -> dict[str, Look]:
-    """How each line is drawn, by its name: solid with CProp, dashed without, both in the same colour.
-
-    Several lines of a family with CProp (or without), such as those of different ``c``, get shades of its colour, from
-    light to dark.
-    """
-    kins: dict[Kin, dict[str, None]] = {}  # names as a set that keeps its order
-    for group, name in named.items():
-        kins.setdefault(kin(group), {})[name] = None
-    families = list(dict.fromkeys(family for family, _ in kins))
-    found: dict[str, Look] = {}
-    for (family, with_cprop), members in kins.items():
-        turn, hue = divmod(families.index(family), len(COLOURS))
-        shades = mpl.colormaps[SHADES[hue]](np.linspace(0.4, 1.0, len(members)))
-        for name, shade in zip(members, shades, strict=True):
-            found[name] = {
-                "color": COLOURS[hue] if len(members) == 1 else colors.to_hex(shade),
-                "linestyle": "-" if with_cprop else (0, (4, 1.5)),
-                "marker": MARKERS[turn % len(MARKERS)],
-                "markersize": 4,
-                "markevery": 0.12,
-            }
-    return found
-
-
-# What all figures share.
-
-
-def _entitle(figure: Figure, title: str) -> None:
-    if title:
-        # About ten letters of this size fit into an inch.
-        figure.suptitle("\n".join(textwrap.wrap(title, int(10 * figure.get_figwidth()))), fontsize=11)
-
-
-def _legend(
-    figure: Figure, handles: Sequence[Line2D | Patch], caption: str, kinds: Sequence[object] | None = None
-) -> None:
-    """A legend below the panels, where it covers nothing; its title says how to read the figure.
-
-    Args:
-        figure: grows by as much.
-        handles: what it lists, by their labels.
-        caption: its title.
-        kinds: what each belongs to; those of a kind share a column if possible.
-    """
-    labels = [str(handle.get_label()) for handle in handles]
-    width, height = figure.get_size_inches()
-
-    def fits(columns: int) -> bool:
-        # An estimate of the width of letters and handles, in inches.
-        widths = [0.58 + 0.068 * max(map(len, part)) for part in np.array_split(labels, columns)]
-        return sum(widths) <= float(width)
-
-    def keeps_together(columns: int) -> bool:
-        parts = [set(part) for part in np.array_split([str(kind) for kind in kinds or labels], columns)]
-        return sum(map(len, parts)) == len(set.union(*parts))
-
-    fitting = [columns for columns in range(2, len(labels) + 1) if fits(columns)] or [1]
-    columns = max(filter(keeps_together, fitting), default=max(fitting))
-    figure.set_size_inches(width, height + 0.2 * math.ceil(len(labels) / columns) + 0.3)
-    figure.legend(handles=list(handles), title=caption, loc="outside lower center", ncols=columns)
-
-
-def _ticks(axis: Axis, number: int, text: Callable[[float], str]) -> None:
-    """About so many ticks, at round numbers."""
-    axis.set_major_locator(ticker.MaxNLocator(number, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
-
-
-def _plain(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.6g} %"
-
-
-def _thousands(value: float) -> str:
-    return f"{value / 1000:.6g}k" if value >= 1000 else _plain(value)
-
-
-def _logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """A logarithmic axis with plain numbers at its ticks; matplotlib's are powers of ten, often one or none."""
-    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    decades = math.log10(high / low)
-    _ticks(axis, 6, _plain)  # for a range with hardly a power of ten in it
-    if decades > 0.6:
-        # Only powers of ten, where there are enough of them.
-        subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
-        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
-    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _over_seeds_words(runs: Sequence[Run], mean: str, deviation: str) -> str:
@@ -203,7 +60,7 @@ BEST: Final[Look] = {"linestyle": "", "marker": "o", "markersize": 9, "markerfac
 # Curves over iterations.
 
 
-@_styled()
+@styled()
 def curves(
     runs: Sequence[Run], panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale"), title: str = ""
 ) -> Figure:
@@ -223,7 +80,7 @@ def curves(
     groups = grouped(runs)
     named = names(groups)
     drawn = looks(named)
-    rows = {where: {named[group]: groups[group] for group in members} for where, members in by_place(groups).items()}
+    rows = {where: {named[group]: groups[group] for group in members} for where, members in by_workload(groups).items()}
     columns = [panel for panel in panels if any(measured(runs, column) for column in _meant(panel))]
     if not columns:
         raise ValueError(f"no run has a column {' or '.join(panels)}: pass finished runs, and columns that they have")
@@ -237,7 +94,7 @@ def curves(
     for axes in grid[-1]:
         axes.set_xlabel(WORDS["step"])
 
-    _entitle(figure, title)
+    entitle(figure, title)
     handles = []
     for name, look in drawn.items():
         own = [run for lines in rows.values() for run in lines.get(name, ())]
@@ -250,7 +107,7 @@ def curves(
     ]
     later = f"; {' and '.join(begun_later)} from a tenth of the run on" * bool(begun_later)
     caption = _over_seeds_words(runs, "line", "area") + crosses + later
-    _legend(figure, handles, caption, [families[name] for name in drawn])
+    legend(figure, handles, caption, [families[name] for name in drawn])
     return figure
 
 
@@ -282,7 +139,7 @@ def _panel(axes: Axes, panel: str, lines: Mapping[str, Sequence[Run]], drawn: Ma
         return
     axes.set_ylabel(WORDS.get(column, column))
     _limit(axes, column, shown)
-    _ticks(axes.xaxis, 5, _thousands)
+    ticks(axes.xaxis, 5, thousands)
 
 
 def _limit(axes: Axes, column: str, shown: Sequence[tuple[int, float]]) -> None:
@@ -294,17 +151,17 @@ def _limit(axes: Axes, column: str, shown: Sequence[tuple[int, float]]) -> None:
         values = [value for step, value in shown if step >= begin]
     low, high = min(values), max(values)
     if column in LOGARITHMIC and low > 0:
-        _logarithmic(axes, "y", low / (high / low) ** 0.05 / 1.02, high * (high / low) ** 0.05 * 1.02)
+        logarithmic(axes, "y", low / (high / low) ** 0.05 / 1.02, high * (high / low) ** 0.05 * 1.02)
         return
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_ylim(0 if column == "mean_scale" else low - margin, high + margin)
-    _ticks(axes.yaxis, 6, _percent if column == "accuracy" else _plain)
+    ticks(axes.yaxis, 6, percent if column == "accuracy" else plain)
 
 
 # The scale's distribution.
 
 
-@_styled()
+@styled()
 def histogram(runs: Sequence[Run], title: str = "") -> Figure:
     """The distribution of CProp's scale over time, and beside it its mean: a row for each group of runs that has one.
 
@@ -319,9 +176,9 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
     named = names(groups)
     figure = Figure(figsize=(WIDTH * 0.85, 2.7 * len(groups) + 0.9))
     grid = figure.subplots(len(groups), 2, squeeze=False, sharey="row", width_ratios=(1.6, 1))
-    several = len(by_place(groups)) > 1
+    several = len(by_workload(groups)) > 1
     for (image, mean), (group, own) in zip(grid, groups.items(), strict=True):
-        image.set_title(named[group] + f": {place(group)}" * several, fontweight="bold")
+        image.set_title(named[group] + f": {group.workload_label}" * several, fontweight="bold")
         shares = by_step(own, lambda run: run.histogram())
         steps = np.array(list(shares), dtype=float)
         between = (steps[1:] + steps[:-1]) / 2
@@ -342,20 +199,20 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
             list(line), middle - deviation, middle + deviation, color=COLOURS[0], alpha=0.15, linewidth=0
         )
         mean.set_xlim(left=0)
-        _ticks(image.yaxis, 5, _thousands)
+        ticks(image.yaxis, 5, thousands)
     for axes, label in zip(grid[-1], ("scale", WORDS["mean_scale"]), strict=True):
         axes.set_xlabel(label)
     bar = figure.colorbar(drawn, ax=list(grid.flat), location="bottom", shrink=0.6, aspect=40)
     bar.set_label("share of all parameters")
     bar.set_ticks([1e-3, 1e-2, 0.1, 1], labels=["0.1 % or less", "1 %", "10 %", "100 %"])
-    _entitle(figure, title)
+    entitle(figure, title)
     return figure
 
 
 # The search for a learning rate.
 
 
-@_styled()
+@styled()
 def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     """The final training loss against the learning rate: a panel for each optimizer, with the best one marked.
 
@@ -369,10 +226,10 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     searches: dict[Specification, dict[float, list[Run]]] = {}
     for group, own in grouped(runs).items():
         # Any learning rate will do to name the search.
-        searches.setdefault(group.but(lr=1.0), {})[group.lr] = own
+        searches.setdefault(group.replace(lr=1.0), {})[group.lr] = own
     named = names(searches)
     drawn = looks(named)
-    places = by_place(searches)
+    places = by_workload(searches)
     lines = math.ceil(len(searches) / 4)
     columns = math.ceil(len(searches) / lines)
     figure = Figure(figsize=(WIDTH if columns > 2 else WIDTH * 0.75, 2.5 * lines + 0.3))
@@ -388,11 +245,11 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
         axes.set_axis_off()
     for axes in grid[:, 0]:
         axes.set_ylabel("final training loss")
-    _entitle(figure, title)
+    entitle(figure, title)
     handles = [Line2D([], [], label="the best", **BEST)]
     if with_status(runs, "diverged"):
         handles.append(Line2D([], [], label="a seed diverged", color="0.3", **CROSS))
-    _legend(figure, handles, _over_seeds_words(runs, "line", "bar") + "; dots: single seeds")
+    legend(figure, handles, _over_seeds_words(runs, "line", "bar") + "; dots: single seeds")
     return figure
 
 
@@ -400,10 +257,10 @@ def _search(axes: Axes, by_lr: Mapping[float, Sequence[Run]], look: Look, ends: 
     """The panel of one optimizer, on a range that holds all of the workload's losses."""
     losses = {lr: [final_loss(run) for run in runs] for lr, runs in sorted(by_lr.items())}
     axes.set_xlabel(WORDS["lr"])
-    _logarithmic(axes, "x", min(losses) / 2.5, max(losses) * 2.5)
+    logarithmic(axes, "x", min(losses) / 2.5, max(losses) * 2.5)
     if ends and min(ends) > 0:
         ratio = max(ends) / min(ends) * 1.05
-        _logarithmic(axes, "y", min(ends) / ratio**0.3, max(ends) * ratio**0.25)
+        logarithmic(axes, "y", min(ends) / ratio**0.3, max(ends) * ratio**0.25)
     elif not ends:
         axes.set_yticks([])
     for lr, values in losses.items():
@@ -415,7 +272,7 @@ def _search(axes: Axes, by_lr: Mapping[float, Sequence[Run]], look: Look, ends: 
         return
     middle, deviation, _ = np.array(list(means.values())).T
     axes.errorbar(list(means), middle, np.nan_to_num(deviation), capsize=2.5, **{**look, "marker": ""})
-    best = list(means)[choose(dict(enumerate(middle)))]
+    best = choose({lr: found.mean for lr, found in means.items()})
     axes.plot(best, means[best].mean, **BEST)
     about = f"best: {best:g}, loss {means[best].mean:.3g}"
     axes.text(0.04, 0.04, about, transform=axes.transAxes, fontsize=8)
@@ -428,14 +285,14 @@ BARS: Final = {"iterations": (-0.2, COLOURS[0]), "seconds": (0.2, COLOURS[4])}
 BAR_ALPHA: Final = 0.55
 
 
-@_styled()
+@styled()
 def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     """The fraction of the plain optimizer's iterations and seconds that CProp needs to reach its final loss.
 
     A bar is the mean over seeds, a point one seed. Where a seed never got there, there is no mean, and that is written.
 
     Args:
-        pairs: by name, as :func:`cprop_lab.targets.pairs` gives them.
+        pairs: by name, as :func:`cprop_lab.analysis.pairs.pairs` gives them.
         title: above all.
 
     Raises:
@@ -460,8 +317,8 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     axes.set_xlim(0, furthest * 1.03)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("relative to the plain optimizer, to reach its final training loss")
-    _entitle(figure, title)
-    _legend(
+    entitle(figure, title)
+    legend(
         figure,
         [*_bar_handles(), Line2D([], [], color="black", linewidth=1, label="as long as without CProp")],
         "bar: mean over seeds; dots: single seeds",
@@ -487,14 +344,14 @@ def _bar_handles() -> list[Line2D | Patch]:
 # The scoreboard.
 
 
-@_styled()
+@styled()
 def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
     """Every optimizer's iterations and seconds to the targets, and beside them how it generalises.
 
     A bar is the median over seeds, a point one seed. CProp's rows stand out by bold names.
 
     Args:
-        entries: in the order to be shown, as :func:`cprop_lab.scoreboard.score` gives them.
+        entries: in the order to be shown, as :func:`cprop_lab.analysis.scoreboard.score` gives them.
         title: above all.
     """
     figure = Figure(figsize=(WIDTH, 0.32 * len(entries) + 0.9))
@@ -512,7 +369,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         axes.set_xlim(0, furthest * 1.05)
         axes.set_title("\n".join(textwrap.wrap(target.title, 26)))
         axes.set_xlabel("fraction of Adam's run")
-        _ticks(axes.xaxis, 5, _plain)
+        ticks(axes.xaxis, 5, plain)
     column = judged_by(entries[0].runs)
     for row, entry in enumerate(entries):
         ends = entry.end(column)
@@ -520,7 +377,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         if ends:
             beside.plot(spread(ends).mean, row, "|", color=COLOURS[2], markersize=9, markeredgewidth=2)
     beside.set_title(f"final\n{WORDS[column]}")
-    _ticks(beside.xaxis, 4, _percent if column == "accuracy" else _plain)
+    ticks(beside.xaxis, 4, percent if column == "accuracy" else plain)
     for axes in (*panels, beside):
         axes.grid(False, axis="y")
         axes.tick_params(axis="y", length=0)
@@ -528,37 +385,37 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
     panels[0].set_ylim(len(entries) - 0.45, -0.55)
     for label, entry in zip(panels[0].get_yticklabels(), entries, strict=True):
         label.set_fontweight("bold" if "CProp" in entry.name else "normal")
-    _entitle(figure, title)
-    _legend(figure, _bar_handles(), "bar: median over seeds; dots: single seeds; shorter is better; bold: with CProp")
+    entitle(figure, title)
+    legend(figure, _bar_handles(), "bar: median over seeds; dots: single seeds; shorter is better; bold: with CProp")
     return figure
 
 
-# Files.
-
-PIXELS_AN_INCH: Final = 150
+# Which of them an experiment has.
 
 
-def to_svg(figure: Figure) -> str:
-    """As an ``<svg>`` element to put into a page; the same figure gives the same text."""
-    stream = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with _styled():
-        figure.savefig(stream, format="svg", dpi=PIXELS_AN_INCH, metadata=nothing)
-    text = stream.getvalue()
-    return text[text.index("<svg") :]  # without the prologue of a file
+def draw(
+    manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True
+) -> dict[str, Figure]:
+    """An experiment's figures, by the suffix of their file names.
 
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure, as its file's ending says.
-
-    Raises:
-        ValueError: if that is neither .png nor .svg.
+    Args:
+        manifest: the experiment, as stored.
+        runs: its finished runs; some may be missing, and without any there is nothing to draw.
+        timings: a scoreboard's short runs.
+        titled: whether figures have a title, for use outside the page.
     """
-    if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"{path}: figures are written as .png or .svg")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".svg":
-        path.write_text(to_svg(figure), encoding="utf-8")
-        return
-    with _styled():
-        figure.savefig(path, dpi=PIXELS_AN_INCH, metadata={"Software": None})
+    title = (
+        manifest["title"] + f" · {manifest['preset']}: shorter than the paper's" * bool(manifest["reduced"])
+    ) * titled
+    found = {}
+    if manifest["kind"] == "learning-rates" and runs:
+        found[""] = learning_rates(runs, title)
+    if manifest["kind"] == "histogram" and measured(runs, "mean_scale"):
+        found[""] = histogram(runs, title)
+    if manifest["kind"] in ("curves", "scoreboard") and runs:
+        found[""] = curves(runs, manifest["panels"], title)
+    if entries := scores(manifest, runs, timings):
+        found["-scores"] = scoreboard(entries, title)
+    elif found_pairs := pairs(runs):
+        found["-times"] = times_to_target(found_pairs, title)
+    return found

@@ -1,4 +1,4 @@
-"""The cost of an experiment: floating-point operations counted on real steps, and the hours that follow from them."""
+"""The cost of runs: floating-point operations, counted on real steps, and the resulting hours."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Final
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from cprop_lab.experiments import Experiment, Preset
-from cprop_lab.learning_rate import grid
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
 
-__all__ = ["Cost", "estimate", "flops", "planned"]
+__all__ = ["Cost", "estimate", "flops"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of an experiment.
+    """The cost of some runs.
 
     Args:
         runs: number of runs.
         iterations: of all runs together.
-        flops: of all runs together, evaluations included.
+        flops: of all runs together, including evaluations.
     """
 
     runs: int
@@ -49,7 +47,7 @@ class Cost:
 @cache
 def flops(specification: Specification) -> tuple[float, float]:
     """Operations of one step, and of evaluating one example (for a text, one window), counted while they run."""
-    training = Training(specification.but(examples=1))
+    training = Training(specification.replace(examples=1))
     counted = []
     for do in (lambda: training.advance(1), training.evaluate):
         with FlopCounterMode(display=False) as counter:
@@ -57,18 +55,6 @@ def flops(specification: Specification) -> tuple[float, float]:
         counted.append(float(counter.get_total_flops()))
     step, evaluation = counted
     return step, evaluation / 2  # one training and one test example
-
-
-def planned(experiment: Experiment, preset: Preset) -> list[Specification]:
-    """The runs of an experiment; a search for learning rates is assumed to try five of them."""
-    if experiment.kind != "learning-rates":
-        return experiment.specifications(preset, {})
-    return [
-        variant.specification(preset, grid(variant.guess(), place), seed, selecting=True)
-        for variant in experiment.variants
-        for place in range(-2, 3)
-        for seed in range(preset.seeds)
-    ]
 
 
 def estimate(runs: Iterable[Specification]) -> Cost:

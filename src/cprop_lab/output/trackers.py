@@ -1,7 +1,6 @@
 """Export of curves to TensorBoard, MLflow and Weights & Biases.
 
-They are exported from the store after the fact: the store is the truth, and a run must not fail because a
-tracking server did.
+Curves are exported from the store afterwards: a run must not fail because a tracking server did.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cprop_lab import optimizers
-from cprop_lab.results import BINS, Run
+from cprop_lab.run.evaluation import BINS
+from cprop_lab.store import Run
 
-__all__ = ["SINKS", "export"]
+__all__ = ["TRACKERS", "export"]
 
 SCALARS: Final = ("train_loss", "test_loss", "accuracy", "perplexity", "lr", "mean_scale", "seconds")
 
@@ -29,7 +28,7 @@ def rows(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
 def title(run: Run) -> str:
     """A readable, unique name."""
     s = run.specification
-    return f"{s.workload}/{optimizers.label(s)} lr {s.lr:g}/seed {s.seed} {run.identity[:6]}"
+    return f"{s.workload}/{s.label} lr {s.lr:g}/seed {s.seed} {run.run_id[:6]}"
 
 
 def tensorboard(runs: Iterable[Run], target: str) -> None:
@@ -64,7 +63,7 @@ def mlflow(runs: Iterable[Run], target: str) -> None:
     for run in runs:
         tracking.set_experiment(run.specification.workload)
         with tracking.start_run(run_name=title(run)):
-            tracking.log_params({**flat(run.specification.to_dict()), "identity": run.identity})
+            tracking.log_params({**flat(run.specification.to_dict()), "identity": run.run_id})
             for step, values in rows(run):
                 tracking.log_metrics(values, step=step)
 
@@ -74,10 +73,10 @@ def wandb(runs: Iterable[Run], target: str) -> None:
     import wandb as tracking
 
     for run in runs:
-        about = tracking.init(project=target, name=title(run), id=run.identity, config=run.specification.to_dict())
+        logged = tracking.init(project=target, name=title(run), id=run.run_id, config=run.specification.to_dict())
         for step, values in rows(run):
-            about.log(values, step=step)
-        about.finish()
+            logged.log(values, step=step)
+        logged.finish()
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,23 +87,23 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-SINKS: Final[Mapping[str, Callable[[Iterable[Run], str], None]]] = {
+TRACKERS: Final[Mapping[str, Callable[[Iterable[Run], str], None]]] = {
     "tensorboard": tensorboard,
     "mlflow": mlflow,
     "wandb": wandb,
 }
 
 
-def export(runs: Iterable[Run], sink: str, target: str) -> None:
-    """Export runs to a sink.
+def export(runs: Iterable[Run], tracker: str, target: str) -> None:
+    """Export runs to a tracker.
 
     Raises:
-        ValueError: if there is no such sink.
+        ValueError: if there is no such tracker.
         ImportError: if its package is not installed.
     """
-    if sink not in SINKS:
-        raise ValueError(f"unknown sink {sink!r}: choose one of {', '.join(SINKS)}")
+    if tracker not in TRACKERS:
+        raise ValueError(f"unknown tracker {tracker!r}: choose one of {', '.join(TRACKERS)}")
     try:
-        SINKS[sink](runs, target)
+        TRACKERS[tracker](runs, target)
     except ImportError as error:
-        raise ImportError(f"{sink} is not installed ({error}): pip install {sink}") from error
+        raise ImportError(f"{tracker} is not installed ({error}): pip install {tracker}") from error

@@ -1,18 +1,18 @@
-"""Who is told how far a command is."""
+"""How far a command is: the interface, which does nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from cprop_lab.results import Row
-from cprop_lab.specification import Specification
+from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.specification import Specification
 
 __all__ = ["SILENT", "Progress"]
 
 
 class Progress:
-    """Is told how far a command is, and does nothing with it; subclasses show it.
+    """Is notified of how far a command is, and ignores it; subclasses show it.
 
     A command runs one set of runs or several, each preceded by its phase.
     """
@@ -26,8 +26,8 @@ class Progress:
     def waiting(self, what: str = "") -> None:
         """What has to happen before runs can start; nothing, if they are starting."""
 
-    def row(self, specification: Specification, row: Row) -> None:
-        """A run has been evaluated: a new row of its curves."""
+    def evaluated(self, specification: Specification, evaluation: Evaluation) -> None:
+        """A run has been evaluated."""
 
     def ended(self, specification: Specification) -> None:
         """A run has ended."""

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from cprop_lab.progress import SILENT, Progress
-from cprop_lab.results import Run
-from cprop_lab.specification import Specification
+from cprop_lab.analysis.curves import choose, final_loss
+from cprop_lab.engine.progress import SILENT, Progress
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run
 
-__all__ = ["WINDOW", "Selection", "candidates", "final_loss", "grid", "select", "shortened"]
+__all__ = ["Selection", "candidates", "grid", "select", "shortened"]
 
 ITERATIONS: Final = 5_000
 SEEDS: Final = (0, 1, 2)
-WINDOW: Final = 3
-"""Rows of a curve that are averaged before it is compared: single evaluations are noisy."""
 STAGES: Final = 12
 """A search that is this many factors of three away from its guess has failed."""
 USUAL_ROUNDS: Final = 3
@@ -79,11 +78,6 @@ def candidates(guess: float, losses: Mapping[int, float]) -> list[int]:
     return following
 
 
-def choose(losses: Mapping[int, float]) -> int:
-    """The place with the lowest loss; on a tie, the smaller learning rate."""
-    return min(losses, key=lambda place: (losses[place], place))
-
-
 @dataclass(frozen=True)
 class Selection:
     """The result of a search.
@@ -101,13 +95,7 @@ class Selection:
 
 def shortened(specification: Specification, iterations: int) -> Specification:
     """A shortened run for the selection of a learning rate, with the few evaluations it needs."""
-    return specification.but(iterations=iterations, evaluate_every=max(1, iterations // 10))
-
-
-def final_loss(run: Run) -> float:
-    """A run's final training loss, averaged over the last few evaluations; infinite if it diverged."""
-    losses = run.column("train_loss")[-WINDOW:]
-    return math.inf if run.status == "diverged" else float(losses.mean())
+    return specification.replace(iterations=iterations, evaluate_every=max(1, iterations // 10))
 
 
 def select(
@@ -133,7 +121,7 @@ def select(
     kept: dict[str, list[Run]] = {name: [] for name in specifications}
     for stage in itertools.count(1):
         wanted = {
-            (name, place): [specification.but(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
+            (name, place): [specification.replace(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
             for name, specification in specifications.items()
             for place in candidates(guesses[name], losses[name])
         }

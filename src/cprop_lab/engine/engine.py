@@ -1,8 +1,7 @@
 """Many runs: on Ray Tune, on this machine or a cluster, or one after the other in this process.
 
-A run keeps its own checkpoint in the store, under its identity. So whatever was killed (a trial, the
-driver, the cluster), the same command goes on where it was, and a run that one sweep began another
-may end. Tune does the rest: where and when a run runs, and trying again.
+A run keeps its checkpoint in the store, under its run id. So whatever is killed (a trial, the driver, the cluster), the
+same command resumes it, and one sweep can finish a run that another began. Tune does the rest: scheduling and retries.
 """
 
 from __future__ import annotations
@@ -22,16 +21,18 @@ from uuid import uuid4
 
 import torch
 
-from cprop_lab import optimizers, workloads
-from cprop_lab.check import check, trimmed
-from cprop_lab.progress import Progress
-from cprop_lab.results import Run, Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.training import CHECKPOINT_SECONDS, train
+from cprop_lab import workloads
+from cprop_lab.engine import RunsFailedError, SweepInterruptedError
+from cprop_lab.engine.check import check, trimmed
+from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.train import CHECKPOINT_SECONDS, train
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run, Store
 from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
-__all__ = ["Engine", "RunsFailedError", "SweepInterruptedError"]
+__all__ = ["Engine"]
 
 # Every step allocates the same large tensors again. Left to itself, glibc gives those above 32 MB back to the system
 # each time, and a CPU spends a tenth of a large network's training on faulting them in page by page.
@@ -43,7 +44,7 @@ TUNE: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0", "RAY_C
 
 
 def alone() -> dict[str, str]:
-    """For a Ray on this machine: it listens on the loopback interface, and answers only to those who know its token.
+    """For Ray on this machine: it listens on the loopback interface only, and requires a token.
 
     By default Ray listens on all interfaces. The switch that keeps it to this machine is named after the systems where
     it is the default; ``_node_ip_address`` changes which address a node announces, not where it listens.
@@ -55,16 +56,8 @@ def alone() -> dict[str, str]:
     }
 
 
-class SweepInterruptedError(Exception):
-    """The user stopped it; the same command goes on."""
-
-
-class RunsFailedError(RuntimeError):
-    """Some runs failed for good; the others are finished."""
-
-
 def _failed(errors: Mapping[Specification, str], of: Sized) -> RunsFailedError:
-    """One error for all: runs of one task mostly fail alike."""
+    """One error for all of them: runs of one task usually fail for the same reason."""
     first, message = next(iter(errors.items()))
     return RunsFailedError(
         f"{len(errors)} of {len(of)} runs failed; the first, {first.workload} with {first.optimizer}: {message}"
@@ -73,18 +66,18 @@ def _failed(errors: Mapping[Specification, str], of: Sized) -> RunsFailedError:
 
 @dataclass
 class Engine:
-    """Runs that are not finished yet are run, and all of them come back.
+    """Executes the runs that are not finished yet, and returns all of them.
 
     Args:
         store: where results are kept.
-        executor: ``"ray"``, or ``"process"`` for one after the other, here, without Ray.
-        address: of a Ray cluster; without one, Ray is started on this machine.
-        cpus: that a run has; as many runs go on at once as there is room for.
-        gpus: that a run has, or a part of one.
-        retries: how often a run that was killed is started again; one that raised an exception is not.
-        checkpoint_seconds: how much of a run's work a kill may cost.
-        eager: whether optimizers do without compiled steps.
-        progress: told how far it is.
+        executor: ``"ray"``, or ``"process"`` to execute them one after the other in this process, without Ray.
+        address: of a Ray cluster; by default Ray is started on this machine.
+        cpus: per run; as many runs as fit are executed in parallel.
+        gpus: per run (may be fractional).
+        retries: how often a killed run is restarted; a run that raised an exception is not.
+        checkpoint_seconds: how much work a kill may cost a run.
+        eager: whether to use no compiled steps.
+        progress: notified of how far it is.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -104,14 +97,14 @@ class Engine:
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
-        """Run what is not finished, and give back all, in the order asked for.
+        """Execute what is not finished, and return all runs in the given order.
 
         Raises:
             SweepInterruptedError: if the user stopped it.
-            TaskError: if a task would fail in its first step; before anything is started.
-            RunsFailedError: if a run raised an exception, or was killed more often than it may be.
+            TaskError: if a task would fail in its first step; raised before anything is started.
+            RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
         """
-        wanted = self.identified(specifications)
+        wanted = self.by_id(specifications)
         finished = self.store.finished()
         missing = {name: specification for name, specification in wanted.items() if name not in finished}
         try:
@@ -125,13 +118,13 @@ class Engine:
             self.progress.end()
         return [self.store.read(name) for name in wanted]
 
-    def identified(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
-        """What would be run for these, by identity: the same runs, or without compilation if that is asked for."""
-        asked = map(optimizers.eager, specifications) if self.eager else specifications
-        return {identify(specification): specification for specification in asked}
+    def by_id(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
+        """What would be executed for these, by run id: the same runs, without compilation if ``eager``."""
+        asked = map(Specification.eager, specifications) if self.eager else specifications
+        return {run_id(specification): specification for specification in asked}
 
     def _check(self, specifications: Iterable[Specification]) -> None:
-        """Try each task once; on a cluster only a user's own, for its data need not be where the driver is."""
+        """Check each task once; on a cluster only users' own, since the driver may lack the data of the others."""
         device = torch.device("cpu") if self.executor == "ray" and not self.gpus else None
         for small in dict.fromkeys(map(trimmed, specifications)):
             if small not in self._checked and not (self.address and small.workload in workloads.WORKLOADS):
@@ -145,7 +138,12 @@ class Engine:
         try:
             for specification in missing.values():
                 try:
-                    train(specification, self.store, partial(self.progress.row, specification), self.checkpoint_seconds)
+                    train(
+                        specification,
+                        self.store,
+                        partial(self.progress.evaluated, specification),
+                        self.checkpoint_seconds,
+                    )
                 except Exception as error:
                     raise _failed({specification: source.told(error)}, missing) from error
                 self.progress.ended(specification)
@@ -163,7 +161,7 @@ class Engine:
             raise ImportError(
                 f"Ray is not installed ({error}): run pip install '.[lab]' in a checkout, or give --executor process"
             ) from error
-        from cprop_lab.trial import Watch, trial
+        from cprop_lab.engine.trial import Watch, trial
 
         if not ray.is_initialized():
             self._start(ray)
@@ -201,7 +199,7 @@ class Engine:
             raise _failed(watch.errors, missing) if watch.errors else SweepInterruptedError
 
     def _start(self, ray: Any) -> None:
-        """Start Ray, or reach the cluster; it stays for the next set of runs, and a search has several."""
+        """Start Ray, or connect to the cluster; it stays for the next set of runs, since a search has several."""
         environment = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])}
         environment |= {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
         if ENVIRONMENT in os.environ:
@@ -212,13 +210,13 @@ class Engine:
         ray.init(address=self.address or "local", logging_level=logging.ERROR, **options)
 
     def close(self) -> None:
-        """Stop the Ray that was started, or leave the cluster; at the latest, that happens when Python ends."""
+        """Stop Ray, or disconnect from the cluster; this happens at the latest when Python exits."""
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()
 
     @contextmanager
     def _notes(self) -> Iterator[str]:
-        """Where Tune keeps notes of a sweep while it goes on: they are pickles, and we have no use for them."""
+        """Where Tune keeps its own state of a sweep: pickles, which we do not use."""
         if self.address is None:
             with tempfile.TemporaryDirectory() as folder:
                 yield folder

@@ -1,4 +1,4 @@
-"""One run: a specification in, curves out. It may be stopped anywhere, and goes on to the bit."""
+"""A run under way: steps, evaluations, and a state that resumes it bit for bit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import platform
 import random
 import subprocess
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -22,25 +21,23 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import cprop
 from cprop.optimizers.base import ConformityOptimizer
-from cprop_lab import optimizers, workloads
-from cprop_lab.results import BINS, Row, Status, Store, identify
-from cprop_lab.specification import Specification
+from cprop_lab import workloads
+from cprop_lab.run import optimizers
+from cprop_lab.run.evaluation import BINS, Evaluation
+from cprop_lab.run.specification import Specification
 
-__all__ = ["Training", "train"]
-
-CHECKPOINT_SECONDS: Final = 30.0
-"""How much work a kill may cost at most: a checkpoint is written when this long has passed since the last one."""
+__all__ = ["Training", "arithmetic", "commit", "provenance"]
 
 DIVERGED: Final = 10.0
-"""A training loss this many times the loss at the start, or no number at all, ends a run."""
+"""A training loss this many times the initial one, or NaN, ends a run."""
 
 
 class Training:
-    """A run under way: everything that changes from step to step is here, and goes into a checkpoint.
+    """A run under way: holds everything that changes from step to step, and saves it in a checkpoint.
 
-    Nothing random is carried along: the order of an epoch follows from the seed and the epoch, and
-    torch's generator is set before every step from the seed and the step. So the position in the
-    data is a number, and augmentation and dropout need no state.
+    No random state is carried over: an epoch's order follows from the seed and the epoch, and torch's generator is
+    seeded before every step from the seed and the step. So the position in the data is a number, and augmentation and
+    dropout need no state.
     """
 
     def __init__(
@@ -53,21 +50,21 @@ class Training:
         seed_everything(specification.seed, -1)
         self.model = self.task.model().to(self.device)
         self.optimizer, self.scheduler = optimizers.build(specification, self.model.parameters())
-        self.average = self._average() if optimizers.parse(specification.optimizer).ema else None
+        self.average = self._average() if specification.optimizer_name.ema else None
         self.step, self.seconds = 0, 0.0
-        self.rows: list[Row] = []
+        self.rows: list[Evaluation] = []
         self._epoch, self._order = 0, self._order_of_epoch(0)
         self._warm = False
 
     def _average(self) -> AveragedModel:
         return AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(optimizers.EMA_DECAY))
 
-    # Going on.
+    # Training.
 
     def advance(self, iterations: int) -> None:
-        """Take some steps, and count the seconds that they take.
+        """Take some steps, and time them.
 
-        The first step of a process is not timed: it compiles what is compiled, or finds it in a cache.
+        The first step of a process is not timed: it may compile.
         """
         self._train_mode(True)
         untimed = 0 if self._warm else min(1, iterations)
@@ -111,21 +108,21 @@ class Training:
 
     def _train_mode(self, training: bool) -> None:
         self.model.train(training)
-        # Schedule-Free optimizers hold other weights for evaluation than for training.
+        # Schedule-Free optimizers train and evaluate different weights.
         switch = getattr(self.optimizer, "train" if training else "eval", None)
         if callable(switch):
             switch()
 
-    # Looking at it.
+    # Evaluating.
 
     @torch.no_grad()
-    def evaluate(self) -> Row:
-        """A row of the curves: losses on fixed subsets, and what CProp's scales are."""
+    def evaluate(self) -> Evaluation:
+        """Losses on fixed subsets, and CProp's scales: one row of the curves."""
         seed_everything(self.specification.seed, -2)
         self._train_mode(False)
         model = self.model if self.average is None else self.average.module.eval()
         train, test = (self._means(model, data) for data in (self.training_data, self.test_data))
-        row: Row = {
+        row: Evaluation = {
             "step": self.step,
             "seconds": self.seconds,
             "train_loss": train["loss"],
@@ -152,7 +149,7 @@ class Training:
                 count += weight
         return {name: total.item() / count for name, total in sums.items()}
 
-    def _scales(self) -> Row:
+    def _scales(self) -> Evaluation:
         if not isinstance(self.optimizer, ConformityOptimizer):
             return {}
         # Counted with bincount and not histc: equal bins that no rounding moves between machines.
@@ -167,14 +164,14 @@ class Training:
 
     @property
     def diverged(self) -> bool:
-        """Whether nothing will come of it."""
+        """Whether the training loss is NaN or has grown tenfold."""
         first, last = self.rows[0]["train_loss"], self.rows[-1]["train_loss"]
         return not last <= DIVERGED * max(first, 1e-3)
 
-    # Stopping.
+    # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes from step to step."""
+        """Everything that changes from step to step."""
         return {
             "step": self.step,
             "seconds": self.seconds,
@@ -186,7 +183,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a run of the same specification was."""
+        """Continue where a run of the same specification was."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -196,79 +193,17 @@ class Training:
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
 
 
-def train(
-    specification: Specification,
-    store: Store,
-    report: Callable[[Row], object] = lambda _: None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-) -> Status:
-    """Run to the end, from where it was if it was begun, and keep the curves; a finished run is left alone.
-
-    Args:
-        specification: what to run.
-        store: where curves and checkpoints are kept.
-        report: told every row as it is made; if it raises, the run stops there and can be resumed.
-        checkpoint_seconds: how often to write a checkpoint, at an evaluation or between two.
-
-    Returns:
-        How the run ended.
-    """
-    name = identify(specification)
-    if name in store.finished():
-        return store.read(name).status
-    with arithmetic():
-        training = resume(specification, store, name)
-        written = time.monotonic()
-        if not training.rows:
-            report(training.evaluate())
-        while training.step < specification.iterations and not training.diverged:
-            # In stretches short enough for the clock, that end where the evaluations are.
-            every = specification.evaluate_every
-            stop = min((training.step // every + 1) * every, specification.iterations)
-            training.advance(min(stop - training.step, stretch(training, checkpoint_seconds)))
-            if training.step == stop:
-                report(training.evaluate())
-            if time.monotonic() - written > checkpoint_seconds:
-                store.save_checkpoint(name, training.state_dict())
-                written = time.monotonic()
-    status: Status = "diverged" if training.diverged else "finished"
-    store.write(specification, status, training.rows, provenance(training))
-    return status
-
-
-def stretch(training: Training, seconds: float) -> int:
-    """How many steps fit between two looks at the clock."""
-    if training.seconds == 0:
-        return 2  # the first is not timed
-    return max(1, int(seconds / 4 * training.step / training.seconds))
-
-
-def resume(specification: Specification, store: Store, name: str) -> Training:
-    """A run from its checkpoint, or from the start if there is none that can be trusted."""
-    training = Training(specification)
-    try:
-        state = store.load_checkpoint(name)
-        if state is not None:
-            training.load_state_dict(state)
-    except cprop.CheckpointError as error:
-        warnings.warn(f"run {name} starts from the beginning: {error}", stacklevel=2)
-        store.forget_checkpoint(name)
-        training = Training(specification)
-    return training
-
-
 @contextmanager
 def arithmetic() -> Iterator[None]:
-    """The same numbers every time, and quickly.
+    """Deterministic and fast arithmetic.
 
-    No algorithm that sums in the order in which threads come. Numbers too small for float32's usual form are zero: on
-    Fashion-MNIST, whose margins are black, the averages of many gradients fade away through such numbers, and
-    processors take several times as long for them.
+    Sums do not depend on the order of threads. Denormal numbers are flushed to zero: on Fashion-MNIST, whose margins
+    are black, many averages of gradients decay through them, and processors take several times as long for them.
     """
     memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # By default this also fills all memory that is allocated, to show who reads it too early: time for nothing here.
+    # By default this also fills all allocated memory, to find reads of uninitialised memory; that only costs time here.
     memory.fill_uninitialized_memory = False
     torch.set_flush_denormal(True)
     try:
@@ -280,7 +215,7 @@ def arithmetic() -> Iterator[None]:
 
 
 def mix(seed: int, step: int, stream: int = 0) -> int:
-    """A seed for one moment of a run: neighbouring moments must not have neighbouring random numbers (splitmix64)."""
+    """A seed for one step of a run: neighbouring steps must not have similar random numbers (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + stream * 0x94D049BB133111EB) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -295,7 +230,7 @@ def seed_everything(seed: int, step: int) -> None:
 
 
 def fixed_subset(size: int, examples: int, sequential: bool) -> Tensor:
-    """Which examples are evaluated: the same for every run. A text's are its first windows, which follow each other."""
+    """Which examples are evaluated: the same for every run; for a text, its first windows in order."""
     if examples >= size or sequential:
         return torch.arange(min(size, examples))
     return torch.randperm(size, generator=torch.Generator().manual_seed(0))[:examples].sort().values
@@ -318,12 +253,12 @@ def to(device: torch.device, batch: Any) -> Any:
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a scheduler's state is data; its methods are made anew."""
+    """The data in a scheduler's state, without its methods, which are created again."""
     return {key: value for key, value in state.items() if not callable(value)}
 
 
 def provenance(training: Training) -> dict[str, Any]:
-    """How a run was made, for whoever reads its results."""
+    """Versions, machine and time of a run, for readers of its results."""
     return {
         "cprop": cprop.__version__,
         "commit": commit(),
@@ -338,7 +273,7 @@ def provenance(training: Training) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the code that is running, with a mark if it was changed since; nothing outside a checkout."""
+    """The commit of the running code, marked if it has been changed; empty outside a checkout."""
     here = Path(__file__).parent
     try:
         call = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

@@ -1,6 +1,6 @@
-"""Measures of the laboratory's own: controls, and shapes of the scale that the paper did not try.
+"""The laboratory's own measures: controls, and shapes of the scale that the paper did not try.
 
-All start from CProp's :math:`s_t`. None is a rule to use; what an experiment learns from them may lead to one.
+All start from CProp's :math:`s_t`. None is meant for use outside experiments.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def conformity(moments: Moments) -> Tensor:
 def layer_mean(moments: Moments) -> Tensor:
     """CProp's scale, averaged over a tensor and the same for all of its elements.
 
-    What it saves, CProp saves by when and in which layers it slows down; what is missing, by which parameters it slows.
-    It looks at a tensor as a whole, so it cannot be fused.
+    What it saves, CProp saves through when and in which layers it slows down; the rest, through which parameters it
+    slows. It needs whole tensors, so it cannot be fused.
     """
     s = conformity(moments)
     return s.mean().expand_as(s)

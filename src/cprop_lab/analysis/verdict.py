@@ -1,21 +1,19 @@
-"""Does CProp help my training, and at which learning rate? Selection, comparison, and a verdict in plain words."""
+"""Does CProp help? A verdict in plain words: by how much, how sure that is, and what limits it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cprop_lab import learning_rate, optimizers
-from cprop_lab.groups import WORDS, judged_by
-from cprop_lab.progress import SILENT, Progress
-from cprop_lab.results import Run
-from cprop_lab.specification import Specification
-from cprop_lab.targets import Pair, Ratio, as_measured, ended, pairs, ratio, shown
+from cprop_lab.analysis.curves import ended, final_loss
+from cprop_lab.analysis.groups import WORDS, judged_by
+from cprop_lab.analysis.pairs import Pair
+from cprop_lab.analysis.spread import Ratio, as_measured, ratio, shown
 
-__all__ = ["Comparison", "Verdict", "compare", "verdict"]
+__all__ = ["Verdict", "verdict"]
 
 DIGITS: Final = 3
 """Significant digits of a verdict's numbers."""
@@ -28,84 +26,18 @@ SAME: Final = 0.0005
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The result of a comparison.
-
-    Args:
-        selections: the learning rates found, by optimizer.
-        runs: all runs at the selected learning rates.
-        pairs: the runs of each optimizer without and with CProp.
-    """
-
-    selections: Mapping[str, learning_rate.Selection]
-    runs: Sequence[Run]
-    pairs: Mapping[str, Pair]
-
-
-def compare(
-    specification: Specification,
-    bases: Sequence[str],
-    run: Callable[[list[Specification]], list[Run]],
-    seeds: int = 3,
-    selection_iterations: int = learning_rate.ITERATIONS,
-    progress: Progress = SILENT,
-) -> Comparison:
-    """Select a learning rate for each plain optimizer, then run each without and with CProp at that rate.
-
-    CProp uses the plain optimizer's learning rate, as in the paper: whatever it saves, it saves without tuning.
-
-    Args:
-        specification: the run to compare on; its optimizer, learning rate and seed are replaced.
-        bases: names of optimizers, without CProp.
-        run: executes a set of runs.
-        seeds: number of seeds.
-        selection_iterations: length of the runs that select a learning rate; at most that of the comparison's.
-        progress: told which phase follows.
-
-    Raises:
-        ValueError: if an optimizer is unknown or cannot be combined with CProp; before anything is run.
-    """
-    for base in bases:
-        if optimizers.parse(base).cprop:
-            raise ValueError(
-                f"{base} already includes CProp: name the plain optimizer, and it is run both without and with CProp"
-            )
-        optimizers.parse(f"cprop-{base}")
-    short = min(selection_iterations, specification.iterations)
-    plain = {base: specification.but(optimizer=str(optimizers.parse(base))) for base in bases}
-    selections = learning_rate.select(
-        {base: learning_rate.shortened(one, short) for base, one in plain.items()},
-        run,
-        {base: optimizers.parse(base).recipe.guess for base in bases},
-        range(seeds),
-        progress,
-        later=2 * len(bases) * seeds * specification.iterations,
-    )
-    progress.phase("comparing without and with CProp")
-    runs = run(
-        [
-            one.but(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
-            for base, one in plain.items()
-            for prefix in ("", "cprop-")
-            for seed in range(seeds)
-        ]
-    )
-    return Comparison(selections, runs, pairs(runs))
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Whether CProp helps, in words: the same on a terminal and on the report's page.
 
     Args:
         headline: the result, in a sentence.
-        heads: of a small table.
+        headings: of a small table.
         rows: of the table: what it takes to reach the target, and where both runs end.
         notes: what limits the result.
     """
 
     headline: str
-    heads: Sequence[str]
+    headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
 
@@ -122,7 +54,7 @@ def verdict(name: str, pair: Pair) -> Verdict:
     """
     return Verdict(
         _headline(re.sub(r"CProp\(([^)]*)\)", r"\1 + CProp", name), pair),
-        ["", *(optimizers.label(runs[0].specification) for runs in (pair.plain, pair.scaled)), "change"],
+        ["", *(runs[0].specification.label for runs in (pair.plain, pair.scaled)), "change"],
         _rows(pair),
         _notes(pair),
     )
@@ -130,7 +62,7 @@ def verdict(name: str, pair: Pair) -> Verdict:
 
 def _target(pair: Pair) -> str:
     """Whose final loss is to be reached."""
-    plain = optimizers.label(pair.plain[0].specification)
+    plain = pair.plain[0].specification.label
     return f"{'the baseline' if ',' in plain else plain}'s final"
 
 
@@ -140,8 +72,7 @@ def _headline(name: str, pair: Pair) -> str:
     if not shares:
         baseline = pair.plain[0].specification
         return (
-            f"{name}: nothing to compare with, because {optimizers.label(baseline)} did not learn at learning rate "
-            f"{baseline.lr:g}."
+            f"{name}: nothing to compare with, because {baseline.label} did not learn at learning rate {baseline.lr:g}."
         )
     reached = sum(map(math.isfinite, shares))
     if reached == 0:
@@ -167,11 +98,11 @@ def _near(pair: Pair) -> str:
     """How near the seeds came that did not reach the target."""
     shares = zip(pair.learned, pair.shares("iterations"), strict=True)
     missed = [(scaled, target) for (_, scaled, target), share in shares if math.isinf(share)]
-    near = [(learning_rate.final_loss(scaled), target) for scaled, target in missed if scaled.status == "finished"]
+    near = [(final_loss(scaled), target) for scaled, target in missed if scaled.status == "finished"]
     said = [f"{_counted(len(missed) - len(near), 'run')} diverged."] if len(near) < len(missed) else []
     if near:
-        ended, targets = (shown(values, digits=DIGITS) for values in zip(*near, strict=True))
-        said.append(f"final loss {ended}, target {targets}.")
+        losses, targets = (shown(values, digits=DIGITS) for values in zip(*near, strict=True))
+        said.append(f"final loss {losses}, target {targets}.")
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}" for sentence in said)
 
 
@@ -248,7 +179,7 @@ def _notes(pair: Pair) -> list[str]:
         notes.append(
             f"{_counted(learned, 'seed')} cannot tell a difference from chance; use at least three (--seeds 3)."
         )
-    horizon = 1 / (1 - optimizers.knobs(specification)["cprop_beta"])
+    horizon = 1 / (1 - specification.knobs["cprop_beta"])
     if specification.iterations < horizon:
         notes.append(
             f"Runs of {specification.iterations:,} iterations are shorter than CProp's horizon of 1/(1 - beta) = "

@@ -1,4 +1,4 @@
-"""A mistake in a task costs seconds: one step and one evaluation, before anything is started."""
+"""Checks a task with one step and one evaluation before anything is started, so that a mistake costs seconds."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from cprop_lab import workloads
-from cprop_lab.results import METRICS
-from cprop_lab.specification import Specification
-from cprop_lab.training import Training
+from cprop_lab.run.evaluation import METRICS
+from cprop_lab.run.specification import Specification
+from cprop_lab.run.training import Training
 from cprop_lab.workloads import Task, source
 
 __all__ = ["TaskError", "check", "trimmed"]
 
 
 class TaskError(ValueError):
-    """A task does not do what a run needs."""
+    """A task cannot be trained as it is."""
 
 
 def trimmed(specification: Specification) -> Specification:
-    """What :func:`check` runs: the task of a run with everything else as small as it can be.
+    """What :func:`check` runs: the task of a run, with everything else as small as possible.
 
-    Runs that differ in their optimizer alone have one check in common, with nothing to compile.
+    Runs that only differ in their optimizer share one check, which compiles nothing.
     """
     return Specification(
         specification.workload,
@@ -44,13 +44,13 @@ def check(specification: Specification, device: torch.device | None = None) -> N
     """Take one step and evaluate one batch of each split.
 
     Raises:
-        TaskError: if a method of the task fails, or returns what a run cannot use; it names the method and the line.
+        TaskError: if a method of the task fails or returns the wrong thing; it names the method and the line.
     """
     task = workloads.build(specification.workload, specification.options, specification.batch_size)
     watched: Any = _Watched(task)
     examples = min(specification.batch_size, task.evaluation_batch_size())
     try:
-        training = Training(specification.but(examples=examples), device, watched)
+        training = Training(specification.replace(examples=examples), device, watched)
         training.advance(1)
         training.evaluate()
     except TaskError:
@@ -60,7 +60,7 @@ def check(specification: Specification, device: torch.device | None = None) -> N
 
 
 class _Watched:
-    """A task whose methods are looked at: what they raise, and what they return."""
+    """A task whose methods are checked: what they raise, and what they return."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -83,7 +83,7 @@ class _Watched:
 
 
 def _said(error: BaseException) -> str:
-    """An error, with the line of the user's own code from which it comes, if there is one."""
+    """An error, with the line of the user's code that raised it, if there is one."""
     frames = source.own_frames(error)
     if not frames:
         return str(error)

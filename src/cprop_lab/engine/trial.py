@@ -1,4 +1,4 @@
-"""What Ray Tune is given: a run as a trial, and who watches the trials."""
+"""What Ray Tune gets: a run as a trial, and a callback that watches the trials."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 import torch
 from ray import tune
 
-from cprop_lab.progress import Progress
-from cprop_lab.results import Row, Store, identify
-from cprop_lab.specification import Specification
-from cprop_lab.training import train
+from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.train import train
+from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
 from cprop_lab.workloads.source import Module, adopt, told
 
 Sources = dict[str, dict[str, Module]]
 
 
 def trial(config: dict[str, Any], sources: Sources) -> None:
-    """A run, in a process of its own that Tune may kill, lose or use again."""
+    """A run, in its own process that Tune may kill, lose or reuse."""
     torch.set_num_threads(config["cpus"])
     name, text = config["run"]
     try:
         run(name, text, sources, Store(config["store"]), config["checkpoint_seconds"])
     except Exception as error:
-        # Tune would try again, as it does when a process is killed; but an exception will be raised again.
+        # Tune would retry, as it does when a process is killed; but the exception would be raised again.
         tune.report({"exception": told(error)})
 
 
@@ -32,22 +34,22 @@ def run(name: str, text: str, sources: Sources, store: Store, checkpoint_seconds
     """Train what the driver asks for, with the driver's code.
 
     Raises:
-        RuntimeError: if this process would run other code than the driver has named the run by.
+        RuntimeError: if this process has other code than the one the run id was computed from.
     """
     specification = Specification.from_json(text)
     adopt(sources)
-    if (here := identify(specification)) != name:
+    if (here := run_id(specification)) != name:
         raise RuntimeError(
             f"run {name} would be run {here} on this node, which has another version of cprop-lab than the driver: "
             "install the same on all"
         )
-    # Rows go to the store; Tune hears of the few numbers that the table shows.
+    # Curves go to the store; Tune only gets the few numbers that the live table shows.
     shown = ("step", "train_loss", "seconds")
     train(specification, store, lambda row: tune.report({key: row[key] for key in shown}), checkpoint_seconds)
 
 
 class Watch(tune.Callback):
-    """Tells of the trials in the laboratory's own terms."""
+    """Translates Tune's events to the laboratory's progress."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -56,7 +58,7 @@ class Watch(tune.Callback):
         self._told: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tune writes its callbacks down, to restore a sweep by. We restore from the store, and a terminal cannot be.
+        # Tune pickles its callbacks, to restore a sweep. We restore from the store, and a terminal cannot be pickled.
         return {"progress": Progress(), "errors": {}, "_lost": set(), "_told": set()}
 
     @staticmethod
@@ -65,39 +67,39 @@ class Watch(tune.Callback):
         return Specification.from_json(text)
 
     def _tell(self, specification: Specification, error: str) -> None:
-        """Tell of an error once, however many runs it ends."""
+        """Report an error once, however many runs it ends."""
         line = error.splitlines()[-1]
         if line not in self._told:
             self._told.add(line)
             self.progress.failed(specification, line)
 
     def lost(self) -> set[Specification]:
-        """Runs that ended with their process although they may be started again; no more errors from here on."""
+        """Runs that ended with their process but may be restarted; their errors are forgotten."""
         lost, self._lost = self._lost, set()
         for specification in lost:
             del self.errors[specification]
         return lost
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Row, **info: Any) -> None:
-        """A row, or an exception that ends the run."""
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Evaluation, **info: Any) -> None:
+        """An evaluation, or an exception that ends the run."""
         specification = self._specification(trial)
         if "exception" in result:
             self.errors[specification] = result["exception"]
             self._tell(specification, result["exception"])
         elif "train_loss" in result:
-            self.progress.row(specification, result)
+            self.progress.evaluated(specification, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """An end."""
+        """A run has ended."""
         if self._specification(trial) not in self.errors:
             self.progress.ended(self._specification(trial))
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A killed process, after which Tune tries again."""
+        """A process was killed, and Tune retries."""
         self._tell(self._specification(trial), last_line(trial))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A process that was killed for the last time, or at a moment in which Tune gives up."""
+        """A process was killed for the last time, or at a moment in which Tune gives up."""
         specification = self._specification(trial)
         self.errors[specification] = last_line(trial)
         self._tell(specification, self.errors[specification])
@@ -106,8 +108,8 @@ class Watch(tune.Callback):
 
 
 def last_line(trial: Any) -> str:
-    """What an error says, without the way it took."""
-    # Not trial.get_error(), which reads Tune's copy in the storage: the first failure may not have come there yet.
+    """An error's message, without its traceback."""
+    # Not trial.get_error(), which reads Tune's copy in the storage: the first failure may not be there yet.
     file = trial.error_file
     lines = Path(file).read_text().strip().splitlines() if file else []
     return lines[-1] if lines else "unknown"

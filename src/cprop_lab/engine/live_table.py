@@ -1,13 +1,10 @@
-"""What a person at the keyboard sees: the progress of a command, and tables that fit the terminal."""
+"""The progress of a command on the terminal: the phase, a bar, and the runs under way."""
 
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,79 +12,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cprop_lab import optimizers
-from cprop_lab.progress import Progress
-from cprop_lab.results import Row
-from cprop_lab.specification import Specification
-from cprop_lab.targets import facet
+from cprop_lab.engine.progress import Progress
+from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.specification import Specification
 
-__all__ = ["LiveTable", "fitting", "folded"]
-
-BETWEEN: Final = 2
-"""Spaces that rich puts around a column's text in a table without a box."""
-TIED: Final = re.compile(r"(?<=±) | (?=[±%])")
-TIE: Final = "\N{NO-BREAK SPACE}"
-
-
-def fitting(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Table]:
-    """A table, or several with the same first column if the terminal is too narrow for one.
-
-    Example:
-        >>> for width in (40, 12):
-        ...     tables = fitting(Console(width=width), ["", "ducks", "geese"], [["pond", "1", "2"]])
-        ...     print([[column.header for column in table.columns] for table in tables])
-        [['', 'ducks', 'geese']]
-        [['', 'ducks'], ['', 'geese']]
-    """
-    # Left to itself, rich cuts names and parts "1.2 ± 0.3 %" at the end of a line.
-    tied = [[TIED.sub(TIE, cell) if i else cell.replace(" ", TIE) for i, cell in enumerate(r)] for r in (heads, *rows)]
-    cells = list(zip(*tied, strict=True))
-    wide = [max(map(len, column)) for column in cells]
-    narrow = [max(len(word) for cell in column for word in cell.split(" ")) for column in cells]
-
-    def table(columns: Sequence[int]) -> Table:
-        room = console.width - sum(narrow[i] + BETWEEN for i in columns)
-        widths = {}
-        for i in columns:
-            widths[i] = narrow[i] + max(0, min(wide[i] - narrow[i], room))
-            room -= widths[i] - narrow[i]
-        head, *body = ([folded(row[i], widths[i]) for i in columns] for row in tied)
-        made = Table(*head, box=None)
-        for row in body:
-            made.add_row(*row)
-        return made
-
-    columns = [0]
-    for i in range(1, len(heads)):
-        if len(columns) > 1 and sum(narrow[j] + BETWEEN for j in (*columns, i)) > console.width:
-            yield table(columns)
-            columns = [0]
-        columns.append(i)
-    yield table(columns)
-
-
-def folded(text: str, width: int) -> str:
-    """Text in lines no wider than that, which do not part a number from its unit."""
-    return "\n".join(textwrap.wrap(TIED.sub(TIE, text), max(1, width))).replace(TIE, " ")
-
-
-def setting(specification: Specification) -> str:
-    """What a run trains: its workload, and how that differs from the usual one."""
-    return specification.workload + facet(specification)
+__all__ = ["LiveTable"]
 
 
 class LiveTable(Progress):
     """One bar for the whole command, its present phase, and a table of the runs under way.
 
-    On a terminal it is redrawn in place; a log gets a line for every run that ends. The bar counts iterations, because
-    runs differ in length.
+    On a terminal it is redrawn in place; a log gets one line per finished run. The bar counts iterations, because runs
+    differ in length.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         self.live: Live | None = None
         self.title, self.later, self.what = "running", 0, ""
-        self.rows: dict[Specification, Row] = {}
+        self.rows: dict[Specification, Evaluation] = {}
         self.first: dict[Specification, int] = {}
         self.said: set[str] = set()
         # Iterations: of runs that have ended, of the others of the present set, and how many were worked off here.
@@ -150,11 +93,11 @@ class LiveTable(Progress):
             self.said.add(what)
         self.what, self.since = what or "starting the runs and reading their data", time.monotonic()
 
-    def row(self, specification: Specification, row: Row) -> None:
+    def evaluated(self, specification: Specification, evaluation: Evaluation) -> None:
         """Show how far a run is."""
-        self.first.setdefault(specification, row["step"])
+        self.first.setdefault(specification, evaluation["step"])
         self.moved = self.moved or time.monotonic()
-        self.rows[specification] = row
+        self.rows[specification] = evaluation
 
     def ended(self, specification: Specification) -> None:
         """Count a run, and take it off the table."""
@@ -172,7 +115,7 @@ class LiveTable(Progress):
         self._off(specification)
         self.say(f"{described(specification)} failed: {error}", style="red")
 
-    def _off(self, specification: Specification) -> Row | None:
+    def _off(self, specification: Specification) -> Evaluation | None:
         row = self.rows.pop(specification, None)
         if row is not None:
             self.worked += row["step"] - self.first.pop(specification)
@@ -208,8 +151,8 @@ class LiveTable(Progress):
         for specification, row in list(self.rows.items()):
             timed = row["step"] and row["seconds"]
             table.add_row(
-                setting(specification),
-                optimizers.label(specification),
+                specification.workload_label,
+                specification.label,
                 f"{specification.lr:g}",
                 str(specification.seed),
                 f"{row['step']:,} of {specification.iterations:,}",
@@ -221,15 +164,13 @@ class LiveTable(Progress):
 
 def described(specification: Specification) -> str:
     """A run, in a line of a log."""
-    return (
-        f"{setting(specification)} {optimizers.label(specification)} lr {specification.lr:g} seed {specification.seed}"
-    )
+    return f"{specification.workload_label} {specification.label} lr {specification.lr:g} seed {specification.seed}"
 
 
 def first_step(specification: Specification) -> str:
     """What a run does before its steps can be timed: the first one compiles CProp's kernels."""
-    fused = optimizers.resolve_settings(specification).get("fused")
-    return "compiling" if fused and optimizers.parse(specification.optimizer).cprop else "starting"
+    fused = specification.resolved_settings().get("fused")
+    return "compiling" if fused and specification.optimizer_name.cprop else "starting"
 
 
 def clock(seconds: float) -> str:

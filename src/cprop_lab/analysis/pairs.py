@@ -1,0 +1,115 @@
+"""Pairs: an optimizer without and with CProp, on the same seeds, and what CProp saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cprop_lab.analysis.curves import at, final_loss, when
+from cprop_lab.analysis.groups import by_seed
+from cprop_lab.analysis.spread import spread
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run
+
+__all__ = ["Pair", "outcome", "pairs"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An optimizer without and with CProp, seed by seed: what CProp saves on the way to the plain one's final loss.
+
+    Seeds that did not learn without CProp (they diverged, or ended no lower than they started) have no target and are
+    left out.
+
+    Args:
+        plain: the runs without CProp, ordered by seed.
+        scaled: the runs with CProp, in the same order.
+    """
+
+    plain: Sequence[Run]
+    scaled: Sequence[Run]
+
+    @cached_property
+    def learned(self) -> list[tuple[Run, Run, float]]:
+        """The seeds that have a target: both runs, and the plain one's final training loss."""
+        both = zip(self.plain, self.scaled, strict=True)
+        found = [(plain, scaled, final_loss(plain)) for plain, scaled in both]
+        return [(p, s, target) for p, s, target in found if 0 < when(p, target, "iterations") < math.inf]
+
+    @property
+    def targets(self) -> list[float]:
+        """The final training loss without CProp, by seed."""
+        return [target for *_, target in self.learned]
+
+    def times(self, of: str) -> list[tuple[float, float]]:
+        """By seed, when both runs reach the target, in ``"iterations"`` or ``"seconds"``; infinite if never."""
+        return [(when(plain, target, of), when(scaled, target, of)) for plain, scaled, target in self.learned]
+
+    def shares(self, of: str) -> list[float]:
+        """By seed, CProp's iterations or seconds to the target divided by the plain run's; infinite if it misses."""
+        return [ours / theirs for theirs, ours in self.times(of)]
+
+    def there(self, column: str) -> list[tuple[float, float]]:
+        """By seed, the value of another curve at the target, for both runs, if both reach it.
+
+        At the end of their runs the one with CProp is further along; at the target both have the same training loss.
+        """
+        arrivals = zip(self.learned, self.times("iterations"), strict=True)
+        return [
+            (at(plain, theirs, column), at(scaled, ours, column))
+            for (plain, scaled, _), (theirs, ours) in arrivals
+            if math.isfinite(ours)
+        ]
+
+
+def outcome(pair: Pair, of: str) -> str:
+    """The outcome of a pair in a few words: CProp's ratio, or how many seeds missed the target."""
+    shares = pair.shares(of)
+    missed = sum(map(math.isinf, shares))
+    parts = []
+    if missed:
+        parts.append("not reached" + f" by {missed} of {len(shares)}" * (missed < len(shares)))
+    elif shares:
+        mean, deviation, _ = spread(shares)
+        parts.append(f"{mean:.2f}" + f" ± {deviation:.2f}" * math.isfinite(deviation))
+    if len(shares) < len(pair.plain):
+        parts.append(f"{len(pair.plain) - len(shares)} of {len(pair.plain)} did not learn without CProp")
+    return ", ".join(parts)
+
+
+def _setting(specification: Specification) -> tuple[object, ...]:
+    """What both runs of a pair have in common; learning rates may differ, if both were selected."""
+    return (
+        specification.workload,
+        tuple(specification.options.items()),
+        specification.batch_size,
+        specification.iterations,
+        specification.precision,
+    )
+
+
+def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
+    """All optimizers that ran on the same seeds without and with CProp, by the name figures use for the latter.
+
+    If the plain one ran at several learning rates, CProp is paired with each.
+    """
+    groups = by_seed(runs)
+    several = len({group.workload for group in groups}) > 1
+    found = {}
+    for scaled, with_cprop in groups.items():
+        if not scaled.optimizer_name.cprop:
+            continue
+        plain = {
+            group: without
+            for group, without in groups.items()
+            if group.optimizer == scaled.optimizer_name.plain
+            and _setting(group) == _setting(scaled)
+            and [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
+        }
+        name = f"{scaled.workload}: " * several + scaled.label + scaled.facet
+        for group, without in plain.items():
+            against = f" against learning rate {group.lr:g}" * (len(plain) > 1)
+            found[name + against] = Pair(without, with_cprop)
+    return found

@@ -1,0 +1,265 @@
+"""The catalogue: each figure of the paper as a named experiment, and those beyond the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cprop_lab.experiments import rates, scoreboard
+from cprop_lab.experiments.experiment import Experiment, Variant
+from cprop_lab.run.names import RECIPES, Setting
+
+__all__ = ["EXPERIMENTS"]
+
+
+def _both(workload: str, *bases: str, **details: Any) -> list[Variant]:
+    """Each optimizer without and with CProp."""
+    return [Variant(workload, prefix + base, **details) for base in bases for prefix in ("", "cprop-")]
+
+
+def _varied(workload: str, *bases: str, **settings: Sequence[Setting]) -> list[Variant]:
+    """Each optimizer without CProp, and with it at each of a setting's values."""
+    ((setting, values),) = settings.items()
+    return [
+        variant
+        for base in bases
+        for variant in [
+            Variant(workload, base),
+            *(Variant(workload, f"cprop-{base}", settings={setting: value}) for value in values),
+        ]
+    ]
+
+
+PAPERS_FIVE: Final = ("sgd", "adam", "rmsprop", "amsgrad", "adabound")
+OVERCONFIDENCE: Final = (1.0, 3.0, 5.0, 10.0)
+HORIZONS: Final = (0.9, 0.99, 0.999, 0.9999)
+STARTS: Final = (0, 100)
+SHAPES: Final = ("root_of_s", "normal", "square_of_s", "fourth_power_of_s")
+# "We start from c = 1, multiplicatively increase it by 3 until it gets worse": it chose 27, so one beyond.
+ALTERNATIVE_OVERCONFIDENCE: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
+
+_IMPROVED: Final = "CProp-augmented optimizers improved over their unaugmented peers in all cases."
+
+_FIGURES: Final = (
+    Experiment(
+        "fmnist-fc",
+        "Fashion-MNIST, fully-connected network",
+        "Figure 2",
+        "CProp-augmented optimizers performed favorably in all settings.",
+        _both("fmnist-fc", *PAPERS_FIVE),
+    ),
+    Experiment(
+        "fmnist-cnn",
+        "Fashion-MNIST, convolutional network",
+        "Figure 9, batch size 32",
+        "CProp-augmented optimizers performed favorably in all settings.",
+        _both("fmnist-cnn", "sgd", "adam"),
+    ),
+    Experiment(
+        "cifar100-vgg", "CIFAR-100, VGG11", "Figure 3", _IMPROVED, _both("cifar100-vgg", "sgd", "adam", "rmsprop")
+    ),
+    Experiment(
+        "cifar100-resnet",
+        "CIFAR-100, ResNet18",
+        "Figure 4",
+        _IMPROVED,
+        _both("cifar100-resnet", "sgd", "adam", "rmsprop"),
+    ),
+    Experiment(
+        "tiny-imagenet-vgg",
+        "Tiny ImageNet, VGG16",
+        "Figure 5",
+        "CProp provides significant improvement over traditional SGD and Adam.",
+        _both("tiny-imagenet-vgg", "sgd", "adam"),
+    ),
+    Experiment(
+        "tiny-imagenet-resnet",
+        "Tiny ImageNet, ResNet50",
+        "Figure 6",
+        "CProp provides significant improvement over traditional SGD and Adam.",
+        _both("tiny-imagenet-resnet", "sgd", "adam"),
+    ),
+    Experiment(
+        "ptb-lstm",
+        "Penn Treebank, AWD-LSTM without dropout",
+        "Figure 7, top",
+        "We see large improvement over traditional optimizers when no dropout is applied.",
+        _both("ptb-lstm", "sgd", "adam"),
+    ),
+    Experiment(
+        "ptb-lstm-dropout",
+        "Penn Treebank, AWD-LSTM with dropout",
+        "Figure 7, bottom, and figure 12, right",
+        "The result is a bit less dramatic with dropout where the gaps are narrower.",
+        _both("ptb-lstm-dropout", "sgd", "adam"),
+    ),
+    Experiment(
+        "batch-sizes",
+        "Batch sizes from 4 to 64 (Fashion-MNIST, convolutional network)",
+        "Figure 9",
+        "CProp works well across batch sizes.",
+        [v for size in (4, 8, 16, 32, 64) for v in _both("fmnist-cnn", "sgd", "adam", batch_size=size)],
+        panels=("train_loss", "accuracy"),
+    ),
+    Experiment(
+        "overconfidence",
+        "Overconfidence c (Fashion-MNIST, convolutional network)",
+        "Figure 11",
+        "Larger c's trade off the training speed with generalization performance improving over a default c = 1.",
+        _varied("fmnist-cnn", "sgd", "adam", cprop_c=OVERCONFIDENCE),
+        panels=("train_loss", "test_loss", "accuracy"),
+    ),
+    Experiment(
+        "dropout",
+        "Channel-wise dropout 0.3 and none (Fashion-MNIST, convolutional network)",
+        "Figure 12, left",
+        "From unclear reasons, CProp seems to be less effective under the presence of strong dropout.",
+        [
+            *_both("fmnist-cnn", "sgd", "adam"),
+            *_both("fmnist-cnn", "sgd", "adam", options={"dropout": 0.3}),
+        ],
+    ),
+    Experiment(
+        "scale-histogram",
+        "The scale over time (Fashion-MNIST, convolutional network)",
+        "Figure 8",
+        "CProp tends to scale down most of the learning rates quickly while maintaining high learning rate for a small "
+        "portion throughout the training.",
+        [Variant("fmnist-cnn", "cprop-sgd"), Variant("fmnist-cnn", "cprop-adam")],
+        kind="histogram",
+        panels=("mean_scale",),
+    ),
+    Experiment(
+        "alternatives",
+        "Relative rate and moment rate (Fashion-MNIST, convolutional network)",
+        "Figures 13 and 14",
+        "Despite CProp not being tuned, it held a leading position while moment rate (with extensive tuning) came "
+        "close to it.",
+        [
+            Variant("fmnist-cnn", "sgd"),
+            Variant("fmnist-cnn", "cprop-sgd"),
+            *(
+                Variant("fmnist-cnn", "cprop-sgd", settings={"cprop_measure": measure, "cprop_c": c})
+                for measure in ("relative_rate", "moment_rate")
+                for c in ALTERNATIVE_OVERCONFIDENCE
+            ),
+        ],
+        panels=("train_loss",),
+    ),
+    Experiment(
+        "generalization",
+        "Generalization on all data sets",
+        "Figure 10",
+        "Vanilla SGD seems to generalize best in most cases while being slower to train.",
+        [
+            variant
+            for workload in (
+                "fmnist-cnn",
+                "cifar100-vgg",
+                "cifar100-resnet",
+                "tiny-imagenet-vgg",
+                "tiny-imagenet-resnet",
+                "ptb-lstm-dropout",
+            )
+            for variant in _both(workload, "sgd", "adam")
+        ],
+        panels=("accuracy", "test_loss"),
+    ),
+)
+
+_BEYOND: Final = (
+    Experiment(
+        "horizon",
+        "The horizon of CProp's averages (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's, which says of beta 0.999 that it worked well (section 3).",
+        _varied("fmnist-fc", "sgd", "adam", cprop_beta=HORIZONS),
+    ),
+    Experiment(
+        "overconfidence-lstm",
+        "Overconfidence c (Penn Treebank, AWD-LSTM without dropout)",
+        "beyond the paper",
+        "No figure of the paper's, which varies c on a convolutional network; on the LSTM, c = 1 around Adam fails.",
+        _varied("ptb-lstm", "adam", cprop_c=(1.0, 3.0)),
+    ),
+    Experiment(
+        "layer-mean",
+        "One scale a layer (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: is it when and in which layers CProp slows down, or which parameters?",
+        [
+            variant
+            for base in ("sgd", "adam")
+            for variant in [
+                *_both("fmnist-fc", base),
+                Variant("fmnist-fc", f"cprop-{base}", settings={"cprop_measure": "layer_mean", "fused": False}),
+            ]
+        ],
+    ),
+    Experiment(
+        "shape",
+        "Powers of CProp's scale (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: should the scale tell parameters apart more sharply, or less?",
+        _varied("fmnist-fc", "sgd", "adam", cprop_measure=SHAPES),
+    ),
+    Experiment(
+        "late-start",
+        "CProp that watches first (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's, whose CProp scales from the first step on.",
+        _varied("fmnist-fc", "sgd", "adam", cprop_start=STARTS),
+    ),
+    Experiment(
+        "late-start-lstm",
+        "CProp that watches first (Penn Treebank, AWD-LSTM without dropout)",
+        "beyond the paper",
+        "No figure of the paper's; on the LSTM, CProp around Adam fails in the first hundred steps.",
+        _varied("ptb-lstm", "adam", cprop_start=STARTS),
+    ),
+    Experiment(
+        "smaller-rates",
+        "CProp against smaller learning rates (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: a scale below one is also a smaller learning rate, and is that all?",
+        [
+            variant
+            for base in ("sgd", "adam")
+            for variant in [
+                Variant("fmnist-fc", f"cprop-{base}"),
+                *(Variant("fmnist-fc", base, places=-places) for places in range(3)),
+            ]
+        ],
+    ),
+)
+
+_SELECTIONS: Final = tuple(
+    Experiment(
+        f"lr-selection-{workload}",
+        f"Selection of learning rates: {workload}",
+        f"Appendix E, figure {figure}",
+        f"Chosen: {', '.join(f'{lr:g} for {RECIPES[base].title}' for base, lr in chosen.items())}.",
+        [Variant(workload, base) for base in chosen],
+        kind="learning-rates",
+        panels=("train_loss",),
+    )
+    for figure, (workload, chosen) in zip((15, 16, 17, 18, 19, 20, 21, 21), rates.PAPER.items(), strict=True)
+)
+
+_SCOREBOARDS: Final = tuple(
+    Experiment(
+        f"scoreboard-{workload}",
+        f"Scoreboard: {title}",
+        "beyond the paper",
+        "No claim of the paper: CProp among the optimizers of today, under rules written down before the runs.",
+        [Variant(workload, row, settings=scoreboard.settings(row)) for row in scoreboard.OPTIMIZERS],
+        kind="scoreboard",
+    )
+    for workload, title in (
+        ("fmnist-fc", "Fashion-MNIST, fully-connected network"),
+        ("fmnist-cnn", "Fashion-MNIST, convolutional network"),
+        ("ptb-lstm", "Penn Treebank, AWD-LSTM without dropout"),
+    )
+)
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS)}

@@ -1,0 +1,238 @@
+"""An experiment: which runs it takes, their learning rates, and what is stored about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from cprop_lab.engine.progress import SILENT, Progress
+from cprop_lab.experiments import learning_rate, rates, scoreboard
+from cprop_lab.experiments.presets import Preset
+from cprop_lab.run.names import CPROP_DEFAULTS, OptimizerName, Setting, parse
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Run
+
+__all__ = ["Experiment", "Variant"]
+
+FigureKind = Literal["curves", "histogram", "learning-rates", "scoreboard"]
+
+
+RunAll = Callable[[list[Specification]], list[Run]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One curve of a figure: a run without its seed, length and learning rate.
+
+    Args:
+        workload: what is trained.
+        optimizer: its name on the command line.
+        batch_size: examples per step.
+        settings: of the optimizer, besides its defaults.
+        options: of the workload.
+        places: how many places of the grid its learning rate lies above the selected one; negative if below.
+    """
+
+    workload: str
+    optimizer: str
+    batch_size: int = 32
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, Setting] = field(default_factory=dict)
+    places: int = 0
+
+    def __hash__(self) -> int:
+        details = (tuple(sorted(details.items())) for details in (self.settings, self.options))
+        return hash((self.workload, self.optimizer, self.batch_size, self.places, *details))
+
+    @cached_property
+    def optimizer_name(self) -> OptimizerName:
+        """The optimizer's name, taken apart once."""
+        return parse(self.optimizer)
+
+    @property
+    def base(self) -> str:
+        """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3).
+
+        Nor are averaged weights, on which no step depends.
+        """
+        return self.optimizer_name.tuned
+
+    def setting(self) -> Variant:
+        """What a learning rate is selected for: without CProp's settings, and however steps are executed."""
+        settings = {k: v for k, v in self.settings.items() if k not in ("fused", *CPROP_DEFAULTS)}
+        return Variant(self.workload, self.base, self.batch_size, settings, self.options)
+
+    def guess(self) -> float:
+        """The paper's learning rate, or where the search for one starts."""
+        return rates.rate(self.workload, self.optimizer_name.base, self.batch_size)
+
+    def rate(self, selected: float) -> float:
+        """Its learning rate, given the one selected for its setting."""
+        return learning_rate.grid(selected, self.places)
+
+    def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
+        """Its run at a preset's length."""
+        length = preset.lengths[self.workload]
+        settings = dict(self.settings)
+        if self.optimizer_name.base == "adabound":
+            # "AdaBound ... shares the final learning rate with SGD" (appendix E).
+            settings.setdefault("final_lr", rates.rate(self.workload, "sgd", self.batch_size))
+        whole = Specification(
+            workload=self.workload,
+            optimizer=self.optimizer,
+            lr=lr,
+            seed=seed,
+            batch_size=self.batch_size,
+            iterations=length.iterations,
+            precision=length.precision,
+            settings=settings,
+            options=self.options,
+            evaluate_every=max(1, length.iterations // length.evaluations),
+            examples=length.examples,
+        )
+        return learning_rate.shortened(whole, length.selection) if selecting else whole
+
+    def timing(self, preset: Preset, lr: float, seed: int = 0) -> Specification:
+        """A short run that measures the seconds per step."""
+        return scoreboard.timing(self.specification(preset, lr, seed), preset.lengths[self.workload].selection // 5)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure of the paper.
+
+    Args:
+        name: on the command line.
+        title: of the figure.
+        figure: the paper's.
+        claim: what the figure shows according to the paper, in its words; or why there is no such claim.
+        variants: its curves.
+        kind: how it is drawn.
+        panels: which columns of the curves are drawn.
+    """
+
+    name: str
+    title: str
+    figure: str
+    claim: str
+    variants: Sequence[Variant]
+    kind: FigureKind = "curves"
+    panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale")
+
+    def only(self, bases: Iterable[str]) -> Experiment:
+        """The same experiment with some of its optimizers, each without and with CProp.
+
+        Raises:
+            ValueError: if it lacks one of them.
+        """
+        wanted = set(bases)
+        kept = [variant for variant in self.variants if variant.base in wanted]
+        if missing := wanted - {variant.base for variant in kept}:
+            has = ", ".join(dict.fromkeys(variant.base for variant in self.variants))
+            raise ValueError(f"{self.name} does not include {', '.join(sorted(missing))}: choose from {has}")
+        return replace(self, variants=kept)
+
+    def run(
+        self,
+        preset: Preset,
+        run: RunAll,
+        select: bool | None = None,
+        begun: Callable[[dict[str, Any], list[Specification]], object] | None = None,
+        progress: Progress = SILENT,
+    ) -> dict[str, Any]:
+        """Run it, and return its manifest.
+
+        Args:
+            preset: how long to run.
+            run: runs a set of runs.
+            select: whether learning rates are selected; by default what the preset says.
+            begun: called with the manifest and the runs as soon as they are known, which may be hours before the end.
+            progress: told which phase follows.
+
+        Returns:
+            Its manifest, which is stored: the ids of its runs, and what a reader should know.
+        """
+        settings = {variant.setting(): variant.guess() for variant in self.variants}
+        if self.kind == "learning-rates" or (preset.select if select is None else select):
+            selections = self.select(preset, run, progress)
+            settings = {setting: selections[setting].lr for setting in settings}
+        manifest = self._manifest(preset, settings)
+        timings: list[Run] = []
+        if self.kind == "learning-rates":
+            runs = [one for selection in selections.values() for one in selection.runs]
+        else:
+            specifications = self.specifications(preset, settings)
+            if begun is not None:
+                begun(manifest, specifications)
+            progress.phase("running the experiment", sum(one.iterations for one in self._timings(preset, settings)))
+            runs = run(specifications)
+        if self.kind == "scoreboard":
+            progress.phase("timing steps")
+            timings = run(self._timings(preset, settings))
+        return {
+            **manifest,
+            "runs": [one.run_id for one in runs],
+            "timings": [one.run_id for one in timings],
+        }
+
+    def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """The short runs of a scoreboard that time its steps, in turn; none of other experiments."""
+        turns = range(scoreboard.TIMINGS if self.kind == "scoreboard" else 0)
+        return [v.timing(preset, v.rate(lrs[v.setting()]), turn) for turn in turns for v in self.variants]
+
+    def _manifest(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
+        """What a reader should know, besides its runs."""
+        return {
+            "experiment": self.name,
+            "title": self.title,
+            "figure": self.figure,
+            "claim": self.claim,
+            "preset": preset.name,
+            "reduced": any(preset.shorter(v.workload, self.kind == "learning-rates") for v in self.variants),
+            "kind": self.kind,
+            "panels": list(self.panels),
+            "learning_rates": {
+                f"{s.workload} {s.base}{s.specification(preset, lr).facet}": lr for s, lr in lrs.items()
+            },
+        }
+
+    def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """Its runs at the learning rates given for each setting, or else at the paper's."""
+        return [
+            variant.specification(preset, variant.rate(lrs.get(variant.setting(), variant.guess())), seed)
+            for variant in self.variants
+            for seed in range(preset.seeds)
+        ]
+
+    def planned(self, preset: Preset) -> list[Specification]:
+        """Its runs, for an estimate of their cost; a search for learning rates is assumed to try five of them."""
+        if self.kind != "learning-rates":
+            return self.specifications(preset, {})
+        return [
+            variant.specification(preset, learning_rate.grid(variant.guess(), place), seed, selecting=True)
+            for variant in self.variants
+            for place in range(-2, 3)
+            for seed in range(preset.seeds)
+        ]
+
+    def select(
+        self, preset: Preset, run: RunAll, progress: Progress = SILENT
+    ) -> dict[Variant, learning_rate.Selection]:
+        """Select the learning rates of its plain optimizers."""
+        lrs = {variant.setting(): variant.guess() for variant in self.variants}
+        whole = (
+            [] if self.kind == "learning-rates" else [*self.specifications(preset, lrs), *self._timings(preset, lrs)]
+        )
+        settings = {variant.setting() for variant in self.variants}
+        ordered = sorted(settings, key=lambda s: (s.workload, s.base, s.batch_size, str(s.options)))
+        found = learning_rate.select(
+            {str(i): s.specification(preset, s.guess(), selecting=True) for i, s in enumerate(ordered)},
+            run,
+            {str(i): s.guess() for i, s in enumerate(ordered)},
+            range(preset.seeds),
+            progress,
+            later=sum(one.iterations for one in whole),
+        )
+        return {s: found[str(i)] for i, s in enumerate(ordered)}

@@ -1,0 +1,1 @@
+"""One run: what it is, its name, its optimizer, its training, and its cost."""

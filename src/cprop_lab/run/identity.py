@@ -1,0 +1,28 @@
+"""A run's id: a digest of everything that decides its numbers, the same in every process and on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from cprop_lab.run.specification import NUMERICS, Specification
+
+__all__ = ["resolve", "run_id"]
+
+
+def resolve(specification: Specification) -> dict[str, Any]:
+    """A specification with every default written out, and the version of the code: what a run's id is computed from."""
+    from cprop_lab import workloads  # imports torch, which readers of stored runs do not need
+
+    settings = specification.resolved_settings()
+    return {
+        **specification.replace(settings=settings).to_dict(),
+        "numerics": NUMERICS,
+        "code": workloads.code(specification.workload),
+    }
+
+
+def run_id(specification: Specification) -> str:
+    """The id of a run: sixteen hexadecimal digits."""
+    return hashlib.sha256(json.dumps(resolve(specification), sort_keys=True).encode()).hexdigest()[:16]

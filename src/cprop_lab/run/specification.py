@@ -1,0 +1,189 @@
+"""What a run is: everything that decides its numbers, and what tables and figures call it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args
+
+from cprop_lab.run.names import CPROP_DEFAULTS, KNOBS, START, OptimizerName, Setting, parse
+
+__all__ = ["NUMERICS", "Precision", "Specification"]
+
+Precision = Literal["float32", "bfloat16"]
+
+# The version of the code that decides a run's numbers: training, networks, data, optimizers. Runs of another version
+# are other runs. A hash of the sources would discard results because of a comment; so this number is raised by hand,
+# and a test that trains briefly and compares with recorded numbers says when.
+NUMERICS: Final = 2
+
+
+def _frozen(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    return MappingProxyType(dict(sorted(settings.items())))
+
+
+@dataclass(frozen=True)
+class Specification:
+    """One training run, fully specified: the same specification gives the same curves.
+
+    Args:
+        workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
+        optimizer: a name of ``cprop_lab.run.names.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
+            after it decays the learning rate to zero, ``+ema`` averages the weights for evaluation.
+        lr: the learning rate, at the start where it decays.
+        seed: of the initial weights, the order of the data, augmentation and dropout.
+        iterations: number of steps.
+        precision: ``"bfloat16"`` runs the network under autocast; parameters and optimizer stay in float32.
+        settings: of the optimizer, beyond its learning rate.
+        options: of the workload, such as ``dropout``.
+        evaluate_every: iterations between two evaluations.
+        examples: per evaluation, of the training and of the test data.
+
+    Example:
+        >>> run = Specification("fmnist-fc", "cprop-adam", lr=1e-3, iterations=100)
+        >>> Specification.from_json(run.to_json()) == run
+        True
+        >>> run.replace(seed=1).seed
+        1
+    """
+
+    workload: str
+    optimizer: str
+    lr: float
+    seed: int = 0
+    batch_size: int = 32
+    iterations: int = 20_000
+    precision: Precision = "float32"
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, Setting] = field(default_factory=dict)
+    evaluate_every: int = 500
+    examples: int = 10_000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lr", float(self.lr))
+        object.__setattr__(self, "settings", _frozen(self.settings))
+        object.__setattr__(self, "options", _frozen(self.options))
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr is {self.lr}: it must be positive and finite")
+        for name in ("batch_size", "iterations", "evaluate_every", "examples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision is {self.precision!r}: choose one of {', '.join(get_args(Precision))}")
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return Specification.from_json, (self.to_json(),)
+
+    def replace(self, **changes: Any) -> Specification:
+        """The same run with some things changed, as ``dataclasses.replace`` does."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, "settings": dict(self.settings), "options": dict(self.options)}
+
+    def to_json(self) -> str:
+        """As text, the same for equal runs."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Specification:
+        """The run that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: if the text has fields that a run does not have.
+        """
+        values = json.loads(text)
+        unknown = set(values) - {f.name for f in fields(Specification)}
+        if unknown:
+            raise ValueError(
+                f"unknown fields {', '.join(sorted(unknown))}: the specification was written by another version"
+            )
+        return Specification(**values)
+
+    def group(self) -> Specification:
+        """The same for all runs that only differ in their seed."""
+        return self.replace(seed=0)
+
+    # Its optimizer.
+
+    @cached_property
+    def optimizer_name(self) -> OptimizerName:
+        """The optimizer's name, taken apart once.
+
+        Raises:
+            ValueError: if there is no such optimizer.
+        """
+        return parse(self.optimizer)
+
+    @property
+    def knobs(self) -> dict[str, float]:
+        """How the settings of CProp that experiments vary are set."""
+        return {key: float(self.settings.get(key, CPROP_DEFAULTS[key])) for key in KNOBS}
+
+    def resolved_settings(self) -> dict[str, Setting]:
+        """All settings of its optimizer, with the defaults that it does not name.
+
+        Raises:
+            ValueError: if it names a setting that the optimizer does not have.
+        """
+        name = self.optimizer_name
+        defaults = {**name.recipe.settings, **(CPROP_DEFAULTS if name.cprop else {})}
+        if name.cprop and name.recipe.native is not None:
+            defaults["fused"] = True
+        unknown = set(self.settings) - set(defaults)
+        if unknown:
+            raise ValueError(
+                f"{self.optimizer} has no setting {', '.join(sorted(unknown))}: it has {', '.join(defaults)}"
+            )
+        resolved = {**defaults, **self.settings}
+        if not resolved.get(START):
+            # The default start is not part of a run's id: there were runs before it was a setting.
+            resolved.pop(START, None)
+        return resolved
+
+    def eager(self) -> Specification:
+        """The same run without compiled or fused steps, for machines that cannot compile."""
+        if "fused" not in self.resolved_settings():
+            return self
+        return self.replace(settings={**self.settings, "fused": False})
+
+    # What tables and figures call it.
+
+    @cached_property
+    def label(self) -> str:
+        """Its optimizer, with the settings of CProp that differ from the defaults.
+
+        Example:
+            >>> Specification("fmnist-fc", "cprop-adam+ema", lr=1e-3, settings={"cprop_c": 3.0}).label
+            'CProp(Adam), c = 3, averaged'
+        """
+        name = self.optimizer_name
+        text = f"CProp({name.recipe.title})" if name.cprop else name.recipe.title
+        measure = str(self.settings.get("cprop_measure", "normal"))
+        if measure != "normal":
+            text = text.replace("CProp", measure.replace("_", " ").capitalize())
+        turned = (f", {KNOBS[key]} = {value:g}" for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key])
+        return text + "".join(turned) + ", cosine" * name.cosine + ", averaged" * name.ema
+
+    @cached_property
+    def facet(self) -> str:
+        """What distinguishes it from other runs of its experiment, besides its optimizer: options and batch size."""
+        options = self.options.items()
+        parts = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options]
+        if self.batch_size != 32:
+            parts.append(f"batch size {self.batch_size}")
+        return f" ({', '.join(parts)})" if parts else ""
+
+    @cached_property
+    def workload_label(self) -> str:
+        """Its workload, with what distinguishes it from others of its experiment."""
+        return self.workload + self.facet
