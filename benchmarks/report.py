@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, gains
 from cprop_lab.output import pages
-from cprop_lab.output.pages import table
+from cprop_lab.output.tables import Table
 from cprop_lab.run.cost import Cost
 
 PAGES = (
@@ -47,23 +47,23 @@ def ratios() -> dict[str, dict[str, float]]:
 def step() -> str:
     """The time per step of every optimizer on every list."""
     headings = ["time relative to torch's fused Adam", *SHAPES]
-    return table(
+    return Table(
         headings,
         ([name, *(f"{row[shape]:.2f}" if shape in row else "" for shape in SHAPES)] for name, row in ratios().items()),
-    )
+    ).markdown()
 
 
 def memory() -> str:
     """Bytes of state and of temporaries."""
     rows = [row for row in results("step")["rows"] if row["shape"] == "25M"]
-    return table(
+    return Table(
         ["optimizer", "state, bytes per parameter", "temporary, bytes per parameter"],
         (
             [row["name"], f"{row['state_bytes_per_parameter']:.1f}", f"{row['temporary_bytes_per_parameter']:.1f}"]
             for row in rows
             if "bare" not in row["name"]
         ),
-    )
+    ).markdown()
 
 
 def limits() -> str:
@@ -83,7 +83,7 @@ def limits() -> str:
     python = measured["python_us_per_parameter"]
     lines = [f"{name}: {python[name]:.0f} µs" for name in python]
     return (
-        table(["25 M parameters", "ms", "relative to fused Adam"], rows)
+        Table(["25 M parameters", "ms", "relative to fused Adam"], rows).markdown()
         + f"\n\nBesides the arithmetic, a step spends per parameter tensor: {'; '.join(lines)}."
     )
 
@@ -91,13 +91,13 @@ def limits() -> str:
 def formats() -> str:
     """Training loss by storage format of the state."""
     final = results("state_formats")["final"]
-    return table(
+    return Table(
         ["state", "training loss after 10,000 iterations", "standard deviation", "by seed"],
         (
             [name, f"{statistics.mean(x):.4f}", f"{statistics.stdev(x):.4f}", ", ".join(f"{loss:.4f}" for loss in x)]
             for name, x in final.items()
         ),
-    )
+    ).markdown()
 
 
 def time_to_target() -> str:
@@ -114,7 +114,9 @@ def time_to_target() -> str:
         ]
         for run in results("time_to_target")["results"]
     ]
-    return table(["optimizer", "seed", "target", "plain, s", "CProp, s", "CProp, iterations", "speed-up"], rows)
+    return Table(
+        ["optimizer", "seed", "target", "plain, s", "CProp, s", "CProp, iterations", "speed-up"], rows
+    ).markdown()
 
 
 def preemption() -> str:
@@ -151,13 +153,13 @@ def cost_by_bytes() -> str:
         cost_model.check({name: row[shape] for name, row in ratios().items() if shape in row})
         for shape in ("25M", "gpt2-small")
     )
-    return table(
+    return Table(
         ["relative to torch's fused Adam", "by bytes", "measured, 25 M", "measured, 124 M"],
         (
             [name, f"{predicted:.2f}", f"{measured:.2f}", f"{larger:.2f}"]
             for (name, predicted, measured), (_, _, larger) in zip(at_25, at_124, strict=True)
         ),
-    )
+    ).markdown()
 
 
 def cost_at_scale() -> str:
@@ -182,7 +184,7 @@ def cost_at_scale() -> str:
         "bytes moved per rank, GB",
         "time per step, ms",
     ]
-    return table(headings, rows)
+    return Table(headings, rows).markdown()
 
 
 def engine() -> str:
@@ -202,7 +204,7 @@ def programme() -> str:
         [name, *Cost(**counted).cells(run["tflops"], run["overhead_ms"])]
         for name, counted in run["experiments"].items()
     )
-    costs = table(["experiment", "runs", "iterations", "10¹⁵ operations", "GPU-hours, assumed"], rows)
+    costs = Table(["experiment", "runs", "iterations", "10¹⁵ operations", "GPU-hours, assumed"], rows).markdown()
     return f"{costs}\n\nMade by `{run['command']}`; a search for learning rates is taken to try five of them."
 
 
@@ -227,7 +229,7 @@ def monitor() -> str:
         f"a sample every {run['every']} steps adds",
     ]
     how = f"Made by `python -m benchmarks.monitor`: batches of 32, fused CPropAdam, {run['threads']} threads."
-    return f"{table(headings, rows)}\n\n{how}"
+    return f"{Table(headings, rows).markdown()}\n\n{how}"
 
 
 def cell_states() -> str:
@@ -251,7 +253,7 @@ def cell_states() -> str:
     how = "`python -m benchmarks.cell_states`; cell states where they are largest; gradients' root mean square"
     made = f"learning rate {found['lr']:g} and {found['precision']} but where another is named; "
     made += f"commit {', '.join(found['commits'])}"
-    return f"{table(headings, rows)}\n\n*{how}; {made}*"
+    return f"{Table(headings, rows).markdown()}\n\n*{how}; {made}*"
 
 
 def lstm() -> str:

@@ -19,6 +19,7 @@ from cprop_lab.analysis.groups import judged_by
 from cprop_lab.analysis.pairs import pairs
 from cprop_lab.analysis.spread import as_measured, shown
 from cprop_lab.output import pages
+from cprop_lab.output.tables import Table
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "step.md", *sorted(RESULTS.glob("*.md"))]
@@ -105,7 +106,7 @@ def ends(name):
         rows.append([label, *values, near_zero])
     for label, pair in pairs(experiment.runs).items():
         rows.append([label, as_measured((ours for _, ours in pair.there("test_loss")), "test_loss")])
-    return pages.table([""], rows).splitlines()
+    return Table([""], rows).markdown().splitlines()
 
 
 MEASURED = re.compile(r"<!-- measured: (?:(?:evidence|details) )?([\w -]+) -->\n(.*?)<!-- end -->", flags=re.DOTALL)

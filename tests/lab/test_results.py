@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cprop_lab.run.identity import run_id
 
 from cprop_lab.run.evaluation import BINS
+from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import SCHEMA, Store
 

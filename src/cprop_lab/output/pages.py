@@ -20,6 +20,7 @@ from cprop_lab.analysis.scoreboard import Entry, scores
 from cprop_lab.analysis.spread import as_measured, shown
 from cprop_lab.output.drawing import save
 from cprop_lab.output.figures import draw
+from cprop_lab.output.tables import Table
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, Store
@@ -37,7 +38,6 @@ __all__ = [
     "named",
     "pictures",
     "section",
-    "table",
 ]
 
 
@@ -58,13 +58,6 @@ def kept(folder: Path, preset: str = "reduced") -> dict[str, Kept]:
         for about in store.experiments().values()
         if about["preset"] == preset
     }
-
-
-def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
-    lines = [list(headings)]
-    lines += [["---"] * len(lines[0]), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # Tables.
@@ -97,7 +90,7 @@ def _pairs(experiment: Kept) -> str:
         ]
         for name, pair in found.items()
     ]
-    return table(headings, rows)
+    return Table(headings, rows).markdown()
 
 
 def _scales(experiment: Kept) -> str:
@@ -114,7 +107,7 @@ def _scales(experiment: Kept) -> str:
             rows.append([names([group])[group], f"{step:,}", shown(means), shown(low, " %"), shown(high, " %")])
     edge = 2 / BINS
     headings = ["", "iterations", "mean scale", f"parameters below {edge:g}", f"parameters above {1 - edge:g}"]
-    return table(headings, rows)
+    return Table(headings, rows).markdown()
 
 
 def _searches(experiment: Kept) -> str:
@@ -128,7 +121,7 @@ def _searches(experiment: Kept) -> str:
         best = min(losses, key=lambda lr: sum(losses[lr]))
         tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in losses.items()}
         rows.append([name, "; ".join(f"**{text}**" if lr == best else text for lr, text in tried.items())])
-    return table(["", "learning rate: final training loss (the selected one in bold)"], rows)
+    return Table(["", "learning rate: final training loss (the selected one in bold)"], rows).markdown()
 
 
 def named(run: Run) -> str:
@@ -178,7 +171,7 @@ def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) ->
     chosen = [*["place"] * bool(rows), "optimizer", *columns]
     headings = [f"final {WORDS[judged]}" if column == METRIC else column for column in chosen]
     lines = (cells(place, entry) for place, entry in enumerate(entries[:rows], start=1))
-    return table(headings, ([line[column] for column in chosen] for line in lines))
+    return Table(headings, [[line[column] for column in chosen] for line in lines]).markdown()
 
 
 def equally_far(experiments: Mapping[str, Kept]) -> str:
@@ -199,7 +192,7 @@ def equally_far(experiments: Mapping[str, Kept]) -> str:
             rows.setdefault(tuple(run.run_id for run in pair.scaled), row)
     kinds = ("test loss", "accuracy or perplexity")
     headings = [f"{kind}, {which}" for kind in kinds for which in ("plain", "with CProp")]
-    return table(["experiment", "", *headings, "seeds with a lower test loss"], rows.values())
+    return Table(["experiment", "", *headings, "seeds with a lower test loss"], [*rows.values()]).markdown()
 
 
 def _made(experiment: Kept) -> str:
