@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from processes import torchrun
 
+pytestmark = pytest.mark.slow
+
 
 def test_ddp_and_its_resumption(tmp_path):
     checkpoint = tmp_path / "ddp.pt"

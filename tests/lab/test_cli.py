@@ -1,5 +1,6 @@
 """The command line, as a person uses it: real commands in processes of their own."""
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from conftest import PYTHONPATH
 
 from cprop_lab.results import Store
 
+pytestmark = pytest.mark.slow
 LAB = [sys.executable, "-m", "cprop_lab"]
 
 
@@ -24,9 +26,9 @@ def environment(root):
 def lab(tmp_path, generated):
     """Run a command in an empty folder, on files in the form of the real data."""
 
-    def run(*words, code=0, **changes):
+    def run(*words, code=0, program=LAB, **changes):
         result = subprocess.run(
-            [*LAB, *map(str, words)],
+            [*program, *map(str, words)],
             cwd=tmp_path,
             env={**environment(generated), "XDG_CACHE_HOME": str(tmp_path / "cache"), **changes},
             capture_output=True,
@@ -36,6 +38,32 @@ def lab(tmp_path, generated):
         assert result.returncode == code, result.stdout + result.stderr
         assert "Traceback" not in result.stdout + result.stderr
         return re.sub(r"\s+", " ", result.stdout)
+
+    return run
+
+
+SESSION = """
+import json, sys
+from cprop_lab.__main__ import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["cprop-lab", *words]
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    print(f"exit {code}", flush=True)
+"""
+
+
+@pytest.fixture
+def session(lab):
+    """Several commands in one process, for what does not depend on its start; what each says, and its exit code."""
+
+    def run(*commands):
+        said = lab(json.dumps(commands), program=[sys.executable, "-c", SESSION])
+        parts = re.split(r"exit (\d+) ", said)
+        return list(zip(parts[::2], map(int, parts[1::2]), strict=False))
 
     return run
 
@@ -54,7 +82,7 @@ def test_the_list_names_every_experiment(lab):
     assert "lr-selection-tiny-imagenet-resnet" in said
 
 
-def test_from_a_run_to_a_page(lab, tmp_path):
+def test_from_a_run_to_a_page(lab, session, tmp_path):
     """In this process, one optimizer and one seed: an experiment, its figure, its page, and nothing run twice."""
     words = ("run", "fmnist-fc", "--optimizers", "rmsprop", "--seeds", 1, "--executor", "process")
     said = lab(*words)
@@ -66,15 +94,19 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     assert "RMSProp + CProp may help: it reaches RMSProp's final training loss" in again
     assert "Note: One seed cannot tell a difference from chance" in again
     assert again.endswith("The smoke preset checks that everything works; it says nothing about CProp. ")
-    lab("plot", "fmnist-fc", "--out", "pictures")
+    after = session(
+        ["plot", "fmnist-fc", "--out", "pictures"],
+        ["report"],
+        ["export", "--to", "tensorboard", "--target", "events"],
+        ["plot", "nothing"],
+    )
+    assert [code for _, code in after] == [0, 0, 0, 1]
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
-    lab("report")
     page = (tmp_path / "report.html").read_text()
     assert "cprop-lab run fmnist-fc --optimizers rmsprop --seeds 1 --executor process" in page
     assert str(tmp_path) not in page  # a page may be published
-    lab("export", "--to", "tensorboard", "--target", "events")
     assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
-    assert "no results of nothing in results" in lab("plot", "nothing", code=1)
+    assert "no results of nothing in results" in after[-1][0]
 
 
 def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
@@ -117,20 +149,22 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
     assert (tmp_path / "comparison.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run", "nothing"], "unknown experiment 'nothing': 'cprop-lab list' shows all of them"),
-        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm does not include lion: choose from sgd, adam"),
-        (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
-        (["compare", "test_cli:partial"], "is no task: derive it from cprop_lab.Task"),
-        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "unknown optimizer 'adamm'"),
-        (["plot"], "results holds no results: give --storage a folder that has some, or run an experiment first"),
-        (["report", "--storage", "nowhere"], "nowhere holds no results"),
-    ],
-)
-def test_mistakes_are_told_in_a_sentence(lab, tmp_path, words, message):
-    assert message in lab(*words, code=1)
+MISTAKES = {
+    "unknown experiment 'nothing': 'cprop-lab list' shows all of them": ["run", "nothing"],
+    "ptb-lstm does not include lion: choose from sgd, adam": ["run", "ptb-lstm", "--optimizers", "lion"],
+    "'tasks:Nothing' cannot be imported from": ["compare", "tasks:Nothing"],
+    "is no task: derive it from cprop_lab.Task": ["compare", "test_cli:partial"],
+    "unknown optimizer 'adamm'": ["compare", "tasks:Blobs", "--optimizers", "adamm"],
+    "results holds no results: give --storage a folder that has some, or run an experiment first": ["plot"],
+    "nowhere holds no results": ["report", "--storage", "nowhere"],
+}
+
+
+def test_mistakes_are_told_in_a_sentence(session, tmp_path):
+    told = session(*MISTAKES.values())
+    for message, (said, code) in zip(MISTAKES, told, strict=True):
+        assert message in said
+        assert code == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # and no folder is made for results
 
 

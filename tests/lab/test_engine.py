@@ -95,6 +95,7 @@ def wait_for(condition, seconds, driver):
     raise AssertionError(f"nothing within {seconds} s")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # a minute and a half, and on a busy machine Ray alone takes that to start
 def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_path):
     checkpoints = tmp_path / "checkpoints"

@@ -17,7 +17,10 @@ from test_engine import below, command, trial_processes, wait_for
 from cprop_lab.results import Store
 from cprop_lab.specification import Specification
 
-pytestmark = pytest.mark.timeout(600)  # half a minute, but on a busy machine Ray alone takes longer to start
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),  # half a minute, but on a busy machine Ray alone takes longer to start
+]
 
 # A step takes two milliseconds. Every loss is the helper's constant: a result says which code made it.
 TASK = """

@@ -1,0 +1,24 @@
+"""Which tests run when: ``slow`` ones not in ``pytest -m "not slow"``, ``nightly`` ones only if asked for."""
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None, max_examples=40)
+settings.register_profile("nightly", deadline=None, max_examples=1000)
+settings.load_profile("default")
+
+
+def compiles(item):
+    """Whether a parameter of a test chooses compiled kernels."""
+    return hasattr(item, "callspec") and ("fused" in item.callspec.id or item.callspec.params.get("fused") is True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest itself selects by marks
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if compiles(item):
+            item.add_marker("slow")
+    if "nightly" not in config.getoption("markexpr"):
+        repeats = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=repeats)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
