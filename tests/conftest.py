@@ -1,7 +1,12 @@
 """Which tests run when: ``slow`` ones not in ``pytest -m "not slow"``, ``nightly`` ones only if asked for."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# Several tests run at once. With more than one thread each, they would spend most of their time waiting for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, here and in other processes
 
 settings.register_profile("default", deadline=None, max_examples=40)
 settings.register_profile("nightly", deadline=None, max_examples=1000)

@@ -378,9 +378,19 @@ def test_autograd_sees_that_a_parameter_was_written_to(way):
         loss.backward()
 
 
+@pytest.fixture
+def two_threads(monkeypatch):
+    """For which kernels are compiled here; other tests have one."""
+    monkeypatch.setattr(compiled, "_kernels", {})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [compiled.LONG - 1, compiled.LONG, 3 * compiled.LONG + 5])
-def test_short_and_long_kernels_agree(length):
+def test_short_and_long_kernels_agree(length, two_threads):
     """A short one runs on one thread, a long one on all; both write the odd elements at the end."""
     params = [torch.nn.Parameter(torch.linspace(-1, 1, length)) for _ in range(2)]
     fused, plain = (cprop.CPropAdam([p], lr=0.01, fused=f) for p, f in zip(params, (True, None), strict=True))

@@ -81,6 +81,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "compiles"), WAYS.values(), ids=WAYS)
 def test_a_sample_is_compiled_where_the_step_is(make, compiles, monkeypatch):
     asked = []

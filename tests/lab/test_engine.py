@@ -19,9 +19,7 @@ from cprop_lab.results import Store, identify
 from cprop_lab.specification import Specification
 
 TESTS = Path(__file__).parent
-SLOW = Specification(
-    "tasks:Slow", "cprop-adam", lr=1e-2, iterations=1200, evaluate_every=100, settings={"fused": False}
-)
+SLOW = Specification("tasks:Slow", "cprop-adam", lr=1e-2, iterations=600, evaluate_every=100, settings={"fused": False})
 RUNS = [SLOW.but(seed=seed) for seed in range(2)]
 
 FAILING = SLOW.but(workload="tasks:Failing")
@@ -135,7 +133,7 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
     undisturbed = Engine(Store(tmp_path / "undisturbed"), executor="process").run(RUNS)
     for ours, theirs in zip(store.runs(map(identify, RUNS)), undisturbed, strict=True):
         assert ours.curves.drop_columns(["seconds"]).equals(theirs.curves.drop_columns(["seconds"]))
-        assert list(ours.column("step")) == list(range(0, 1201, 100))
+        assert list(ours.column("step")) == list(range(0, 601, 100))
 
 
 class Notes(Progress):
