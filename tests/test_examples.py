@@ -57,7 +57,7 @@ def python(script, *runs):
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

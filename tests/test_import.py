@@ -20,7 +20,7 @@ print(json.dumps([seconds, *sorted({name.partition(".")[0] for name in set(sys.m
 @pytest.mark.slow
 def test_import_needs_torch_and_the_standard_library_alone_and_less_than_300_milliseconds():
     for _ in range(3):  # the first may find its files not yet in memory
-        run = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True, timeout=120)
+        run = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True, timeout=500)
         seconds, *modules = json.loads(run.stdout)
         assert not set(modules) - set(sys.stdlib_module_names) - {"cprop", "torch"}
         if seconds < 0.3:

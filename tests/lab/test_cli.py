@@ -14,7 +14,7 @@ from conftest import PYTHONPATH
 
 from cprop_lab.results import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LAB = [sys.executable, "-m", "cprop_lab"]
 
 
@@ -33,7 +33,7 @@ def lab(tmp_path, generated):
             env={**environment(generated), "XDG_CACHE_HOME": str(tmp_path / "cache"), **changes},
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=500,
         )
         assert result.returncode == code, result.stdout + result.stderr
         assert "Traceback" not in result.stdout + result.stderr
@@ -70,7 +70,7 @@ def session(lab):
 
 def test_help_is_quick_and_says_what_there_is(lab):
     heavy = "import sys, cprop_lab.cli; print({'torch', 'matplotlib', 'ray', 'pyarrow'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", heavy], text=True, timeout=60) == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", heavy], text=True, timeout=500) == "set()\n"
     said = lab("--help")
     for command in ("list", "run", "plot", "report", "compare", "cost", "export"):
         assert f" {command} " in said
@@ -123,17 +123,17 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     with process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while len(list((tmp_path / "results").glob("runs/*.json"))) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "Stopped. Finished work is kept; run the same command again to continue." in re.sub(r"\s+", " ", said)
     before = Store(tmp_path / "results").finished()
     assert before
     result = subprocess.run(
-        [*LAB, *words], cwd=tmp_path, env=environment(generated), capture_output=True, text=True, timeout=120
+        [*LAB, *words], cwd=tmp_path, env=environment(generated), capture_output=True, text=True, timeout=500
     )
     said = re.sub(r"\s+", " ", result.stdout)
     assert result.returncode == 0, said + result.stderr
@@ -197,7 +197,7 @@ def test_a_cost_is_estimated_from_real_steps(lab):
 
 def test_without_the_extra_it_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from cprop_lab.__main__ import main; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert result.returncode == 1
     expected = r"cprop-lab needs more than the library \(.*\): run pip install '\.\[lab\]' in a checkout\n"
     assert re.fullmatch(expected, result.stderr)
