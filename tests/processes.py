@@ -50,7 +50,7 @@ def torchrun(*command, **environment):
         },
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

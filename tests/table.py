@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import pytorch_optimizer
 import torch
 from torch.optim import Optimizer
@@ -121,23 +122,39 @@ class Entry:
 
     id: str
     build: Callable[..., Optimizer]
+    cls: type[Optimizer]
+    settings: dict[str, Any]
 
 
 def wrapped(inner: Inner) -> Entry:
     def build(params, **settings):
         return cprop.CProp.around(inner.cls)(params, **inner.settings, **settings)
 
-    return Entry(f"CProp-{inner.id}", build)
+    return Entry(f"CProp-{inner.id}", build, inner.cls, inner.settings)
 
 
 def native(info: Native) -> Entry:
     def build(params, **settings):
         return info.cls(params, **info.settings, **settings)
 
-    return Entry(info.id, build)
+    return Entry(info.id, build, info.cls, info.settings)
 
 
 TABLE = [*map(native, NATIVES), *map(wrapped, INNERS)]
+
+
+def cases(rows, repeats=pytest.mark.nightly):
+    """Parameters of a test: per class the row with the most settings, and the others with a mark.
+
+    Args:
+        rows: rows of :data:`NATIVES`, :data:`INNERS` or :data:`TABLE`.
+        repeats: the mark of the others. They show the same again, unless the settings are what is tested; then they
+            are ``slow``.
+    """
+    fullest = {}
+    for row in rows:
+        fullest[row.cls] = max(fullest.get(row.cls, row), row, key=lambda row: len(row.settings))
+    return [pytest.param(row, id=row.id, marks=() if row is fullest[row.cls] else repeats) for row in rows]
 
 
 def inputs(dtype=torch.float32):

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from table import gradients, inputs, train
 
@@ -110,11 +110,11 @@ def equal(a, b):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_mutated_state_dicts_load_or_are_refused_whole(name):
-    """Ten thousand in all: each one loads, or raises our error and changes nothing.
+    """Each one loads, or raises our error and changes nothing.
 
     Our own optimizers can be stepped then; what an inner one makes of its state is its own.
     """
-    count = int(os.environ.get("CPROP_FUZZ", 10_000)) // len(OPTIMIZERS) + 1
+    count = int(os.environ.get("CPROP_FUZZ", 1500)) // len(OPTIMIZERS) + 1
     rng = random.Random(name)
     params, source = trained(name)
     state_dict = source.state_dict()
@@ -309,7 +309,6 @@ def test_a_damaged_folder_is_refused(folder, damage, message):
         [checkpoint_files.verify(folder, rank, 3) for rank in range(3)]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 4), st.integers(0, 999), st.integers(0, 7))
 def test_no_flipped_bit_passes(tmp_path_factory, file, byte, bit):
     root = tmp_path_factory.mktemp("sealed")

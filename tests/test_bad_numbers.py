@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import TABLE, gradients, inputs, train
+from table import TABLE, cases, gradients, inputs, train
 from test_execution import WAYS, prefixed
 
 import cprop
@@ -19,7 +19,7 @@ def finite(optimizer, params):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", cases(TABLE))
 def test_one_bad_batch_does_not_poison_anything(entry, way):
     """What is no number counts as a gradient of zero, element by element, and everything else goes on."""
     ours, theirs = inputs(), inputs()
@@ -92,7 +92,7 @@ def test_clipping_and_accumulation_are_seen_as_any_gradient(entry):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", cases(TABLE))
 def test_a_layer_frozen_for_a_while_goes_on_where_it_was(entry):
     """Steps without a gradient do not count: the other layer has never been away."""
     frozen, alone = inputs(), inputs()

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cprop
 
-STEPS = 50
+STEPS = 20
 NAMES = (
     "CPropSGD-momentum=0.9-nesterov=True-weight_decay=0.1",
     "CPropAdam",
@@ -109,41 +109,43 @@ def whole(p):
     return p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach()
 
 
-def compare(kind, world, case, model, folder, rank):
-    values = [whole(p).clone() for p in model.parameters()]
+def save(kind, cases, networks, folder, rank):
+    values = {case: [whole(p).clone() for p in model.parameters()] for case, model in zip(cases, networks, strict=True)}
     if rank == 0:
-        torch.save(values, Path(folder) / f"{kind}-{world}-{CASES.index(case)}.pt")
+        torch.save(values, Path(folder) / f"{kind}.pt")
 
 
-def fsdp2(rank, world, folder, split, dtype=torch.float32):
+def fsdp2(rank, world, dtype, split=True):
     copies = fully_shard(Copies(dtype), mesh=init_device_mesh("cpu", (world,)))
     train(copies, copies.optimizers(), *((rank, world) if split else (0, 1)), dtype)
-    for case, model in zip(copies.cases, copies.networks, strict=True):
-        compare(f"fsdp2-{split}", world, case, model, folder, rank)
+    return copies.cases, copies.networks
 
 
-def ddp(rank, world, folder, dtype):
+def fsdp2_with_the_whole_batch_on_every_rank(rank, world, dtype):
+    """The mean of equal gradients is exact, and nothing else may differ."""
+    return fsdp2(rank, world, dtype, split=False)
+
+
+def ddp(rank, world, dtype):
     copies = Copies(dtype)
     train(DistributedDataParallel(copies), copies.optimizers(), rank, world, dtype)
-    for case, model in zip(copies.cases, copies.networks, strict=True):
-        compare("ddp", world, case, model, folder, rank)
+    return copies.cases, copies.networks
 
 
-def tensor_parallel(rank, world, folder):
+def tensor_parallelism_on_a_mesh_of_two_by_two(rank, world, dtype):
+    """A matrix product in parts adds up in another order, which in float64 is 1e-16 per step."""
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("data", "tensor"))
-    copies = Copies(torch.float64, width=12)  # torch wants both parts of a split layer alike
+    copies = Copies(dtype, width=12)  # torch wants both parts of a split layer alike
     for model in copies.networks:
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(copies, mesh=mesh["data"])
-    train(copies, copies.optimizers(), rank // (world // 2), 2, torch.float64)
-    for case, model in zip(copies.cases, copies.networks, strict=True):
-        compare("tensor", world, case, model, folder, rank)
+    train(copies, copies.optimizers(), rank // (world // 2), 2, dtype)
+    return copies.cases, copies.networks
 
 
-def zero_redundancy(rank, world, folder):
-    for case in CASES:
-        name, way = case
-        model = network()
+def zero_redundancy_optimizer(rank, world, dtype):
+    models = [network(dtype) for _ in cases(dtype)]
+    for (name, way), model in zip(cases(dtype), models, strict=True):
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(),
             optimizer_class=lambda params, name=name, way=way, **_: build(name, way, params),
@@ -155,62 +157,42 @@ def zero_redundancy(rank, world, folder):
             optimizer.zero_grad()
             loss(parallel, inputs[rank::world], targets[rank::world]).backward()
             optimizer.step()  # broadcasts the parameters, by itself: that is what it is
-        compare("zero", world, case, model, folder, rank)
+    return cases(dtype), models
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("distributed")
+# By number of ranks: the kind of sharding, and what its reference is and how near it must be. Two gradients add up to
+# the same in either order. Of four, gloo chooses the order, and every order rounds differently: in float32 by up to
+# 2e-6 after 50 steps (measured), in float64 not to speak of.
+EXACT, NEAR = (torch.float32, 0.0), (torch.float64, 1e-7)
+KINDS = {
+    2: [
+        (fsdp2, *EXACT, {"slices": 2}),
+        (ddp, *EXACT, {"slices": 2}),
+        (zero_redundancy_optimizer, *EXACT, {"slices": 2}),
+    ],
+    4: [
+        (fsdp2_with_the_whole_batch_on_every_rank, *EXACT, {}),
+        (fsdp2, *NEAR, {"slices": 4}),
+        (ddp, *NEAR, {"slices": 4}),
+        (tensor_parallelism_on_a_mesh_of_two_by_two, *NEAR, {"slices": 2, "width": 12}),
+    ],
+}
 
 
-def results(folder, kind, world, case):
-    return torch.load(folder / f"{kind}-{world}-{CASES.index(case)}.pt")
+def every_kind(rank, world, folder):
+    for kind, dtype, _, _ in KINDS[world]:
+        save(kind.__name__, *kind(rank, world, dtype), folder, rank)
 
 
-@pytest.mark.parametrize("world", [4])
-def test_fsdp2_with_the_same_gradients_is_one_process_to_the_bit(world, folder):
-    """Every rank has the whole batch: the mean of equal gradients is exact, and nothing else may differ."""
-    spawn(fsdp2, world, folder, False)
-    for case in CASES:
-        for ours, theirs in zip(results(folder, "fsdp2-False", world, case), one_process(*case), strict=True):
-            assert torch.equal(ours, theirs), case
-
-
-# Two gradients add up to the same in either order. Of four, gloo chooses the order, and every order
-# rounds differently: in float32 by up to 2e-6 after 50 steps (measured), in float64 not to speak of.
-ORDERS = [(2, torch.float32, 0.0), (4, torch.float64, 1e-7)]
-
-
-def check(kind, world, dtype, tolerance, folder):
-    for case in cases(dtype):
-        for ours, theirs in zip(results(folder, kind, world, case), one_process(*case, world, dtype), strict=True):
-            torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0, msg=lambda m, case=case: f"{case}: {m}")
-
-
-@pytest.mark.parametrize(("world", "dtype", "tolerance"), ORDERS)
-def test_fsdp2_with_a_part_of_the_batch_each(world, dtype, tolerance, folder):
-    spawn(fsdp2, world, folder, True, dtype)
-    check("fsdp2-True", world, dtype, tolerance, folder)
-
-
-@pytest.mark.parametrize(("world", "dtype", "tolerance"), ORDERS)
-def test_ddp(world, dtype, tolerance, folder):
-    spawn(ddp, world, folder, dtype)
-    check("ddp", world, dtype, tolerance, folder)
-
-
-def test_zero_redundancy_optimizer(folder):
-    spawn(zero_redundancy, 2, folder)
-    check("zero", 2, torch.float32, 0.0, folder)
-
-
-def test_tensor_parallelism_on_a_mesh_of_two_by_two(folder):
-    """A matrix product in parts adds up in another order: in float64, where that is 1e-16 a step."""
-    spawn(tensor_parallel, 4, folder)
-    for case in cases(torch.float64):
-        theirs = one_process(*case, 2, torch.float64, width=12)
-        for a, b in zip(results(folder, "tensor", 4, case), theirs, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-7, rtol=0, msg=lambda m, case=case: f"{case}: {m}")
+@pytest.mark.slow
+@pytest.mark.parametrize("world", KINDS)
+def test_sharded_is_one_process(world, tmp_path):
+    spawn(every_kind, world, tmp_path)  # once for all of them: starting the ranks takes longer than training
+    for kind, dtype, tolerance, reference in KINDS[world]:
+        for case, ours in torch.load(tmp_path / f"{kind.__name__}.pt").items():
+            for a, b in zip(ours, one_process(*case, dtype=dtype, **reference), strict=True):
+                where = f"{kind.__name__}, {', '.join(case)}"
+                torch.testing.assert_close(a, b, atol=tolerance, rtol=0, msg=lambda m, where=where: f"{where}: {m}")
 
 
 # --- a thousand ranks, simulated ------------------------------------------------------------------

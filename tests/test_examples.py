@@ -1,5 +1,6 @@
 """Every example runs as its first lines say."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from processes import torchrun
+
+pytestmark = pytest.mark.slow
 
 
 def test_ddp_and_its_resumption(tmp_path):
@@ -33,15 +36,28 @@ def test_fsdp2(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"log.jsonl", "step-00000003", "step-00000006"}
 
 
-def python(*command):
-    """Run an example as a user would, from the project's root, and give back what it printed."""
+RUNS = """
+import json, runpy, sys
+script, *runs = json.loads(sys.argv[1])
+for arguments in runs:
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
+def python(script, *runs):
+    """Run an example from the project's root, once for each list of arguments, and return its output.
+
+    All in one process: importing a framework takes longer than the example.
+    """
+    command = [script, *([str(word) for word in arguments] for arguments in runs or [()])]
     result = subprocess.run(
-        [sys.executable, *map(str, command)],
+        [sys.executable, "-c", RUNS, json.dumps(command)],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -54,24 +70,23 @@ def test_amp_and_scheduler():
 
 
 def test_transformers_and_its_resumption(tmp_path):
-    python("examples/transformers_trainer.py", tmp_path / "resumed", "--steps", 20)
-    resumed = python("examples/transformers_trainer.py", tmp_path / "resumed")
-    by_class = python("examples/transformers_trainer.py", tmp_path / "by-class", "--by-class")
+    folder, other = tmp_path / "resumed", tmp_path / "by-class"
+    printed = python("examples/transformers_trainer.py", (folder, "--steps", 20), (folder,), (other, "--by-class"))
     ends = r"from (\S+|the start) to step 40: loss [\d.]+ to ([\d.]+), mean scale ([\d.]+)"
-    assert re.search(ends, resumed)[1] == "checkpoint-20"
+    (start, *resumed), (_, *by_class) = re.findall(ends, printed)
+    assert start == "checkpoint-20"
     # Both ways of passing it, resumed or not: the same training, but for the order of sums.
-    for one, other in zip(re.search(ends, resumed).groups()[1:], re.search(ends, by_class).groups()[1:], strict=True):
-        assert float(one) == pytest.approx(float(other), abs=0.005)
+    assert list(map(float, resumed)) == pytest.approx(list(map(float, by_class)), abs=0.005)
 
 
 def test_lightning_resumes_to_the_bit(tmp_path):
-    assert "bitwise identical: True" in python("examples/lightning_resume.py", tmp_path)
+    assert "bitwise identical: True" in python("examples/lightning_resume.py", (tmp_path,))
     (metrics, *_) = tmp_path.glob("whole/lightning_logs/*/metrics.csv")
     assert "cprop/network.0/noise_scale" in metrics.read_text()
 
 
 def test_accelerate_and_its_resumption(tmp_path):
-    assert "128 optimizer steps in total" in python("examples/accelerate_loop.py", tmp_path / "state")
-    printed = python("examples/accelerate_loop.py", tmp_path / "state")
-    assert f"resumed from {tmp_path / 'state'}" in printed
-    assert float(re.search(r"256 optimizer steps in total: accuracy ([\d.]+)", printed)[1]) > 0.97
+    folder = tmp_path / "state"
+    first, _, second = python("examples/accelerate_loop.py", (folder,), (folder,)).partition(f"resumed from {folder}")
+    assert "128 optimizer steps in total" in first
+    assert float(re.search(r"256 optimizer steps in total: accuracy ([\d.]+)", second)[1]) > 0.97

@@ -4,31 +4,25 @@ import json
 import subprocess
 import sys
 
-MODULES = """
-import json, sys
+import pytest
+
+IMPORT = """
+import json, sys, time
 import torch
 before = set(sys.modules)
+start = time.process_time()
 import cprop
-print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
-"""
-
-TIME = """
-import time
-import torch
-start = time.perf_counter()
-import cprop
-print(time.perf_counter() - start)
+seconds = time.process_time() - start
+print(json.dumps([seconds, *sorted({name.partition(".")[0] for name in set(sys.modules) - before})]))
 """
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
-
-
-def test_import_needs_torch_and_the_standard_library_alone():
-    foreign = set(json.loads(run(MODULES))) - set(sys.stdlib_module_names) - {"cprop", "torch"}
-    assert not foreign
-
-
-def test_import_adds_less_than_300_milliseconds():
-    assert min(float(run(TIME)) for _ in range(3)) < 0.3
+@pytest.mark.slow
+def test_import_needs_torch_and_the_standard_library_alone_and_less_than_300_milliseconds():
+    for _ in range(3):  # the first may find its files not yet in memory
+        run = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True, timeout=500)
+        seconds, *modules = json.loads(run.stdout)
+        assert not set(modules) - set(sys.stdlib_module_names) - {"cprop", "torch"}
+        if seconds < 0.3:
+            return
+    pytest.fail(f"import cprop takes {seconds:.2f} s")

@@ -60,6 +60,7 @@ def test_it_says_what_the_scales_are(make):
     assert sum(weights) / last.total.elements == pytest.approx(last.total.mean_scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [summed, at_least, summed_and_shown])
 def test_a_kernel_gives_what_its_function_gives(function):
     numbers = torch.tensor([1.0, *cprop.moments.Corrections.of(300.0, 1e-8, 0.3, 0.3)])
@@ -80,6 +81,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "compiles"), WAYS.values(), ids=WAYS)
 def test_a_sample_is_compiled_where_the_step_is(make, compiles, monkeypatch):
     asked = []
@@ -432,6 +434,7 @@ def sharded(rank, world, folder):
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_on_sharded_parameters_it_sees_the_whole(tmp_path):
     """Every rank has the same batch, so the gradients are those of one process; one reduction in all."""
     spawn(sharded, 2, tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from table import TABLE, gradients
+from table import TABLE, cases, gradients
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -18,7 +18,7 @@ def mesh():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", cases(TABLE))
 def test_state_of_a_dtensor_is_a_dtensor(entry, mesh):
     whole = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     plain = torch.nn.Parameter(whole.clone())

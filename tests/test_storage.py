@@ -121,16 +121,16 @@ def test_bfloat16_state_follows_a_mean_that_nearest_rounding_would_lose():
     w = torch.nn.Parameter(torch.zeros(4096))
     optimizer = cprop.CPropSGD([w], lr=0.0, cprop_state_dtype="bfloat16")
     generator = torch.Generator().manual_seed(0)
-    for _ in range(3000):
+    for _ in range(1000):
         w.grad = 1 + 0.1 * torch.randn(4096, generator=generator)
         optimizer.step()
     mean = optimizer.state[w]["cprop_m"].float().mean().item()
-    assert mean == pytest.approx(1 - 0.999**3000, rel=5e-3)
+    assert mean == pytest.approx(1 - 0.999**1000, rel=5e-3)  # 0.63
     # Rounded to nearest, it stops where a thousandth of the distance is half a unit in the last place.
-    nearest = torch.zeros(4096, dtype=torch.bfloat16)
-    for _ in range(3000):
+    nearest = torch.tensor(0.0, dtype=torch.bfloat16)
+    for _ in range(1000):
         nearest = (nearest.float() + 0.001 * (1 - nearest.float())).bfloat16()
-    assert nearest.float().mean() < 0.6
+    assert nearest < 0.3
 
 
 FIRST_STEPS = [*WAYS.values(), {"cprop_measure": "student_t"}, {"cprop_measure": "logistic"}, {"cprop_beta": 0.0}]
@@ -205,6 +205,7 @@ def test_unknown_format_is_refused():
         cprop.CPropAdam(inputs(), cprop_state_dtype="int4")
 
 
+@pytest.mark.slow
 def test_gradients_in_half_precision_with_lean_state():
     params = [torch.nn.Parameter(p.detach().bfloat16()) for p in large()]
     optimizer = cprop.CPropAdam(params, lr=0.01, cprop_state_dtype="bfloat16", fused=True)

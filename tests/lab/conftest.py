@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset, Features, Value
-from datasets import Image as Feature
-from datasets.utils.logging import disable_progress_bar
 from PIL import Image
-
-disable_progress_bar()
 
 REAL = os.environ.get("CPROP_LAB_DATA")
 # For processes of their own: tasks.py is found, and what is tested is what is tested here.
@@ -27,6 +22,11 @@ def image(size, mode, form, random):
 
 
 def write_images(folder, splits, column, label, size, mode, form, classes):
+    from datasets import Dataset, Features, Value  # here, because this import takes seconds
+    from datasets import Image as Feature
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     folder.mkdir()
     random = np.random.default_rng(0)
     for split, rows in splits.items():

@@ -1,5 +1,6 @@
 """The command line, as a person uses it: real commands in processes of their own."""
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from conftest import PYTHONPATH
 
 from cprop_lab.store import Store
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LAB = [sys.executable, "-m", "cprop_lab"]
 
 
@@ -24,14 +26,14 @@ def environment(root):
 def lab(tmp_path, generated):
     """Run a command in an empty folder, on files in the form of the real data."""
 
-    def run(*words, code=0, **changes):
+    def run(*words, code=0, program=LAB, **changes):
         result = subprocess.run(
-            [*LAB, *map(str, words)],
+            [*program, *map(str, words)],
             cwd=tmp_path,
             env={**environment(generated), "XDG_CACHE_HOME": str(tmp_path / "cache"), **changes},
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=500,
         )
         assert result.returncode == code, result.stdout + result.stderr
         assert "Traceback" not in result.stdout + result.stderr
@@ -40,9 +42,35 @@ def lab(tmp_path, generated):
     return run
 
 
+SESSION = """
+import json, sys
+from cprop_lab.__main__ import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["cprop-lab", *words]
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    print(f"exit {code}", flush=True)
+"""
+
+
+@pytest.fixture
+def session(lab):
+    """Several commands in one process, for what does not depend on its start; what each says, and its exit code."""
+
+    def run(*commands):
+        said = lab(json.dumps(commands), program=[sys.executable, "-c", SESSION])
+        parts = re.split(r"exit (\d+) ", said)
+        return list(zip(parts[::2], map(int, parts[1::2]), strict=False))
+
+    return run
+
+
 def test_help_is_quick_and_says_what_there_is(lab):
     heavy = "import sys, cprop_lab.cli; print({'torch', 'matplotlib', 'ray', 'pyarrow'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", heavy], text=True, timeout=60) == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", heavy], text=True, timeout=500) == "set()\n"
     said = lab("--help")
     for command in ("list", "run", "plot", "report", "compare", "cost", "pack", "export"):
         assert f" {command} " in said
@@ -54,7 +82,7 @@ def test_the_list_names_every_experiment(lab):
     assert "lr-selection-tiny-imagenet-resnet" in said
 
 
-def test_from_a_run_to_a_page(lab, tmp_path):
+def test_from_a_run_to_a_page(lab, session, tmp_path):
     """In this process, one optimizer and one seed: an experiment, its figure, its page, and nothing run twice."""
     words = ("run", "fmnist-fc", "--optimizers", "rmsprop", "--seeds", 1, "--executor", "process")
     said = lab(*words)
@@ -66,16 +94,21 @@ def test_from_a_run_to_a_page(lab, tmp_path):
     assert "RMSProp + CProp may help: it reaches RMSProp's final training loss" in again
     assert "Note: One seed cannot tell a difference from chance" in again
     assert again.endswith("The smoke preset checks that everything works; it says nothing about CProp. ")
-    assert "fmnist-fc-smoke.parquet: 2 runs" in lab("pack")
-    lab("plot", "fmnist-fc", "--out", "pictures")
+    after = session(
+        ["pack"],
+        ["plot", "fmnist-fc", "--out", "pictures"],
+        ["report"],
+        ["export", "--to", "tensorboard", "--target", "events"],
+        ["plot", "nothing"],
+    )
+    assert [code for _, code in after] == [0, 0, 0, 0, 1]
+    assert "fmnist-fc-smoke.parquet: 2 runs" in after[0][0]
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
-    lab("report")
     page = (tmp_path / "report.html").read_text()
     assert "cprop-lab run fmnist-fc --optimizers rmsprop --seeds 1 --executor process" in page
     assert str(tmp_path) not in page  # a page may be published
-    lab("export", "--to", "tensorboard", "--target", "events")
     assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
-    assert "no results of nothing in results" in lab("plot", "nothing", code=1)
+    assert "no results of nothing in results" in after[-1][0]
 
 
 def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
@@ -92,17 +125,17 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     with process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while len(list((tmp_path / "results").glob("runs/*.json"))) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "Stopped. Finished work is kept; run the same command again to continue." in re.sub(r"\s+", " ", said)
     before = Store(tmp_path / "results").finished()
     assert before
     result = subprocess.run(
-        [*LAB, *words], cwd=tmp_path, env=environment(generated), capture_output=True, text=True, timeout=120
+        [*LAB, *words], cwd=tmp_path, env=environment(generated), capture_output=True, text=True, timeout=500
     )
     said = re.sub(r"\s+", " ", result.stdout)
     assert result.returncode == 0, said + result.stderr
@@ -118,20 +151,22 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
     assert (tmp_path / "comparison.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run", "nothing"], "unknown experiment 'nothing': 'cprop-lab list' shows all of them"),
-        (["run", "ptb-lstm", "--optimizers", "lion"], "ptb-lstm does not include lion: choose from sgd, adam"),
-        (["compare", "tasks:Nothing"], "'tasks:Nothing' cannot be imported from"),
-        (["compare", "test_cli:partial"], "is no task: derive it from cprop_lab.Task"),
-        (["compare", "tasks:Blobs", "--optimizers", "adamm"], "unknown optimizer 'adamm'"),
-        (["plot"], "results holds no results: give --storage a folder that has some, or run an experiment first"),
-        (["report", "--storage", "nowhere"], "nowhere holds no results"),
-    ],
-)
-def test_mistakes_are_told_in_a_sentence(lab, tmp_path, words, message):
-    assert message in lab(*words, code=1)
+MISTAKES = {
+    "unknown experiment 'nothing': 'cprop-lab list' shows all of them": ["run", "nothing"],
+    "ptb-lstm does not include lion: choose from sgd, adam": ["run", "ptb-lstm", "--optimizers", "lion"],
+    "'tasks:Nothing' cannot be imported from": ["compare", "tasks:Nothing"],
+    "is no task: derive it from cprop_lab.Task": ["compare", "test_cli:partial"],
+    "unknown optimizer 'adamm'": ["compare", "tasks:Blobs", "--optimizers", "adamm"],
+    "results holds no results: give --storage a folder that has some, or run an experiment first": ["plot"],
+    "nowhere holds no results": ["report", "--storage", "nowhere"],
+}
+
+
+def test_mistakes_are_told_in_a_sentence(session, tmp_path):
+    told = session(*MISTAKES.values())
+    for message, (said, code) in zip(MISTAKES, told, strict=True):
+        assert message in said
+        assert code == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}  # and no folder is made for results
 
 
@@ -164,7 +199,7 @@ def test_a_cost_is_estimated_from_real_steps(lab):
 
 def test_without_the_extra_it_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from cprop_lab.__main__ import main; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert result.returncode == 1
     expected = r"cprop-lab needs more than the library \(.*\): run pip install '\.\[lab\]' in a checkout\n"
     assert re.fullmatch(expected, result.stderr)

@@ -27,13 +27,8 @@ from cprop_lab.models.resnet import Residual
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Layers this small lose more to threads that wait for a busy core than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seeded():
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def count(model):

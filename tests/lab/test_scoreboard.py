@@ -121,6 +121,7 @@ def test_seconds_of_a_step_are_not_moved_by_a_disturbance(store):
     assert seconds_per_step(run) == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
     engine = Engine(Store(tmp_path), executor="process")
     chosen = EXPERIMENTS["scoreboard-fmnist-fc"].only(["adam", "adamw", "adamw+cosine"])

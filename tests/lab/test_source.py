@@ -110,10 +110,11 @@ print(workloads.own("pond.task:Pond")().data(), workloads.code("pond.task:Pond")
 """
 
 
+@pytest.mark.slow
 def test_another_process_needs_none_of_the_files(pond, tmp_path_factory):
     shipped = pickle.dumps(workloads.sources(["pond.task:Pond", "fmnist-fc"]))
     elsewhere = [sys.executable, "-c", ELSEWHERE]
-    said = subprocess.check_output(elsewhere, input=shipped, cwd=tmp_path_factory.mktemp("elsewhere"), timeout=120)
+    said = subprocess.check_output(elsewhere, input=shipped, cwd=tmp_path_factory.mktemp("elsewhere"), timeout=500)
     assert said.decode().split() == ["yes", workloads.code("pond.task:Pond")]
 
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,10 @@ from test_engine import below, command, trial_processes, wait_for
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Store
 
-pytestmark = pytest.mark.timeout(600)  # half a minute, but on a busy machine Ray alone takes longer to start
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),  # half a minute, and on a busy machine Ray alone takes several to start
+]
 
 # A step takes two milliseconds. Every loss is the helper's constant: a result says which code made it.
 TASK = """
@@ -75,8 +78,18 @@ def python(*words, cwd, **changes):
     )
 
 
+@contextmanager
+def ended(process):
+    """End a process on the way out: after a failure, one would wait for it."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def said(process):
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=500)
     assert process.returncode == 0, out + errors
     return out.split()
 
@@ -108,8 +121,8 @@ def sweep(tmp_path_factory):
     (folder / "helper.py").write_text(HELPER.format(1))
     finished = partial(folder.glob, "results/runs/*.json")
     before = said(python("-c", IDENTIFY, *RUNS, cwd=folder))
-    with python("-c", SWEEP, *RUNS, cwd=folder) as driver:
-        wait_for(lambda: list(finished()), 120, driver)
+    with ended(python("-c", SWEEP, *RUNS, cwd=folder)) as driver:
+        wait_for(lambda: list(finished()), 500, driver)
         (folder / "mine.py").write_text(TASK.replace("return loss(", "return 7 * loss("))
         (folder / "helper.py").write_text(HELPER.format(2))
         # What is started from now on would import the edited files.
@@ -127,7 +140,7 @@ def sweep(tmp_path_factory):
             )
             for known in (True, False)
         ]
-        answers = [(guest.communicate(timeout=60)[1], guest.returncode) for guest in guests]
+        answers = [(guest.communicate(timeout=500)[1], guest.returncode) for guest in guests]
         filed = said(driver)[-len(RUNS) :]  # Ray has said before that a worker died
     return SimpleNamespace(**{name: value for name, value in locals().items() if name != "tmp_path_factory"})
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import REAL
-from datasets import load_dataset
 
 from cprop_lab import workloads
 from cprop_lab.run.names import RECIPES
@@ -36,6 +35,8 @@ def test_one_step_on_real_batches(workload, optimizer, data_root):
     ("source", "channels", "size"), [(data.FASHION_MNIST, 1, 28), (data.CIFAR100, 3, 32), (data.TINY_IMAGENET, 3, 64)]
 )
 def test_images_are_those_of_the_files(source, channels, size, data_root):
+    from datasets import load_dataset
+
     images, labels = data.images(source, False, channels)
     split = "validation" if source is data.TINY_IMAGENET else "test"
     rows = load_dataset(str(data_root / source.folder), split=split)
