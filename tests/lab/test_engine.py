@@ -147,8 +147,8 @@ class Notes(Progress):
     def begin(self, missing, reused):
         self.said.append(("begin", [specification.seed for specification in missing], reused))
 
-    def row(self, specification, row):
-        self.said.append(("row", specification.seed, row["step"]))
+    def evaluated(self, specification, row):
+        self.said.append(("evaluated", specification.seed, row["step"]))
 
     def ended(self, specification):
         self.said.append(("ended", specification.seed))
@@ -169,7 +169,7 @@ def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
     engine.progress.said.clear()
     runs = engine.run([QUICK.replace(seed=1), QUICK, QUICK])
     assert [run.specification.seed for run in runs] == [1, 0]
-    rows = [("row", 1, step) for step in (0, 10, 20)]
+    rows = [("evaluated", 1, step) for step in (0, 10, 20)]
     assert engine.progress.said == [("begin", [1], 1), *rows, ("ended", 1), ("end",)]
 
 
