@@ -19,6 +19,7 @@ from cprop import compiled, execution
 from cprop.arithmetic import divided
 from cprop.measures import normal_as_quotient
 from cprop.optimizers import wrapper
+from cprop.optimizers.native import COLUMNS
 from cprop.statistics import statistics_scalars
 from cprop.tensor_list import TensorList
 
@@ -161,7 +162,7 @@ def test_rules_trace_whole(native):
     params = [torch.nn.Parameter(torch.randn(4))]
     optimizer = native.cls(params, **native.settings, capturable=True)
     gradients(params, 0)
-    (job,) = optimizer._jobs(params, optimizer.param_groups[0])
+    ((job,),) = optimizer._jobs(params, optimizer.state, optimizer.param_groups[0], COLUMNS)
     tensors = dict(zip(job.names, *job.rows, strict=True))
     rule, flags = type(optimizer).rule, optimizer._flags(optimizer.param_groups[0])
     torch._dynamo.reset()
