@@ -299,6 +299,7 @@ def test_an_evaluation_carries_the_same_state_from_window_to_window(precision, t
         assert_close_to_the_largest(ours, torchs, tolerance)
 
 
+@pytest.mark.slow
 def test_the_gradients_of_the_lstm():
     lstm, (x, *state) = lstm_and_input(torch.float64)
     leaves = [tensor.requires_grad_() for tensor in (x, *state)]
@@ -528,6 +529,7 @@ def test_regularisation_by_hand():
     assert regularisation(one_step).item() == pytest.approx(2 * 2.0)  # and not NaN, the mean of nothing
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss():
     model = small(Dropouts.none())
     losses = [train_on(model, text(seed=0), step) for step in range(40)]

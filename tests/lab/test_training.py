@@ -41,7 +41,8 @@ def curves(run):
 @pytest.mark.parametrize(
     "specification",
     [
-        *(BLOBS.but(optimizer=name) for name in (*ALL, *COMBINED)),
+        *(BLOBS.but(optimizer=name) for name in COMBINED),
+        *(pytest.param(BLOBS.but(optimizer=name), marks=pytest.mark.slow) for name in ALL),
         *(BLOBS.but(optimizer=name, settings=settings) for name, settings in SET),
     ],
     ids=lambda specification: f"{specification.optimizer}{''.join(map(str, specification.settings.values()))}",
