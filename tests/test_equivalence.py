@@ -78,6 +78,7 @@ def test_decoupled_decay_is_scaled_by_the_wrapper_alone(native):
         torch.testing.assert_close(b - a, (1 - scale) * shrink * p, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @every_native(lambda native: not native.decouples and native.cls is not cprop.CPropAdamW)
 def test_native_equals_the_wrapper_over_several_groups(native):
     def groups(params):
@@ -109,7 +110,9 @@ def test_adabound_with_infinite_c_equals_the_other_implementation(native):
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.bfloat16, torch.float64))]
+)
 @every_inner
 def test_wrapper_with_infinite_c_equals_the_inner_optimizer_to_the_bit(inner, dtype):
     ours, theirs = inputs(dtype), inputs(dtype)

@@ -133,7 +133,8 @@ IMAGES = [
 
 
 @pytest.mark.parametrize(
-    ("build", "image", "classes", "by_hand", "number"), IMAGES, ids=[row[0].__name__ for row in IMAGES]
+    ("build", "image", "classes", "by_hand", "number"),
+    [pytest.param(*row, id=row[0].__name__, marks=() if row[-1] < 1e6 else pytest.mark.slow) for row in IMAGES],
 )
 def test_parameters_shapes_and_gradients(build, image, classes, by_hand, number):
     model = build()

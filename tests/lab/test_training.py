@@ -83,6 +83,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
     assert train(eager(BLOBS), store) == "finished"
 
 
+@pytest.mark.slow
 def test_what_a_kill_costs_is_bounded_by_the_clock(tmp_path):
     """Stopped from outside at an evaluation, it goes on from the last checkpoint."""
     store = Store(tmp_path)
