@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, he
 
 SOURCE = Path(__file__).parent / "src"
 
-settings.register_profile("default", deadline=None, max_examples=40)
+settings.register_profile("default", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("default")
 

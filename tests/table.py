@@ -144,7 +144,9 @@ TABLE = [*map(native, NATIVES), *map(wrapped, INNERS)]
 
 
 def cases(rows, repeats=pytest.mark.nightly):
-    """Parameters of a test: per class the row with the most settings, and the others with a mark.
+    """Parameters of a test: one row per class, that with the most settings, and the others with a mark.
+
+    Where the library has one class for all, the wrapper, SGD and AdamW stand for the other optimizers in a quick run.
 
     Args:
         rows: rows of :data:`NATIVES`, :data:`INNERS` or :data:`TABLE`.
@@ -154,7 +156,14 @@ def cases(rows, repeats=pytest.mark.nightly):
     fullest = {}
     for row in rows:
         fullest[row.cls] = max(fullest.get(row.cls, row), row, key=lambda row: len(row.settings))
-    return [pytest.param(row, id=row.id, marks=() if row is fullest[row.cls] else repeats) for row in rows]
+
+    def marks(row):
+        if row is not fullest[row.cls]:
+            return repeats
+        quick = row.cls in (torch.optim.SGD, torch.optim.AdamW) or row.cls.__module__.startswith("cprop")
+        return () if quick else pytest.mark.slow
+
+    return [pytest.param(row, id=row.id, marks=marks(row)) for row in rows]
 
 
 def inputs(dtype=torch.float32):

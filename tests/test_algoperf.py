@@ -72,6 +72,7 @@ def test_functions_and_their_arguments(submission):
         assert tuple(inspect.signature(getattr(submission, name)).parameters) == arguments, name
 
 
+@pytest.mark.slow
 def test_it_trains_on_a_workload_like_algoperfs(submission):
     space = json.loads((FOLDER / "tuning_search_space.json").read_text())
     for name, point in space.items():

@@ -108,6 +108,7 @@ def equal(a, b):
     return a == b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_mutated_state_dicts_load_or_are_refused_whole(name):
     """Each one loads, or raises our error and changes nothing.

@@ -208,6 +208,7 @@ def a_thousand_ranks():
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "bytes_per_parameter"),
     [

@@ -43,7 +43,7 @@ def pair(native, dtype=torch.float32, **settings):
     ("beta", "dtype"),
     [
         (0.999, torch.float32),
-        (0.9, torch.float64),
+        pytest.param(0.9, torch.float64, marks=pytest.mark.slow),
         pytest.param(0.9, torch.float32, marks=pytest.mark.nightly),
         pytest.param(0.999, torch.float64, marks=pytest.mark.nightly),
     ],
@@ -78,6 +78,7 @@ def test_decoupled_decay_is_scaled_by_the_wrapper_alone(native):
         torch.testing.assert_close(b - a, (1 - scale) * shrink * p, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @every_native(lambda native: not native.decouples and native.cls is not cprop.CPropAdamW)
 def test_native_equals_the_wrapper_over_several_groups(native):
     def groups(params):
@@ -109,7 +110,9 @@ def test_adabound_with_infinite_c_equals_the_other_implementation(native):
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(x, marks=pytest.mark.slow) for x in (torch.bfloat16, torch.float64))]
+)
 @every_inner
 def test_wrapper_with_infinite_c_equals_the_inner_optimizer_to_the_bit(inner, dtype):
     ours, theirs = inputs(dtype), inputs(dtype)
@@ -195,11 +198,11 @@ def test_settings_can_change_in_mid_training(measure):
 def test_relative_rate_chosen_in_mid_training_starts_from_an_upper_bound():
     ours = inputs()
     optimizer = cprop.CPropAdam(ours, lr=0.01)
-    train(optimizer, ours, 300)
+    train(optimizer, ours, 100)
     optimizer.param_groups[0]["cprop_measure"] = "relative_rate"
     fresh = cprop.CPropAdam(inputs(), lr=0.01, cprop_measure="relative_rate")
-    train(fresh, fresh.param_groups[0]["params"], 300)
-    train(optimizer, ours, 1, start=300)
+    train(fresh, fresh.param_groups[0]["params"], 100)
+    train(optimizer, ours, 1, start=100)
     for (_, a), (_, b) in zip(optimizer.scales(), fresh.scales(), strict=True):
         assert torch.all((a >= 0) & (a <= 1))
         assert a.shape == b.shape

@@ -275,6 +275,7 @@ def noise(p, optimizer, steps, seed=0):
         optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "build", [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropRMSprop, cprop.CProp.around(torch.optim.SGD)]

@@ -130,6 +130,7 @@ def test_a_callback_of_transformers_serves_one_training_after_another():
     assert callback.monitor is None  # and what the last training gave is no longer advice
 
 
+@pytest.mark.slow
 def test_a_callback_of_lightning_serves_one_training_after_another():
     from cprop.integrations.lightning import MonitorCallback
 

@@ -128,6 +128,7 @@ class Regression:
         return (self.model(self.inputs[chosen]).squeeze(1) - self.targets[chosen]).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta", "steps", "batch_size"), [(0.999, 2000, 16), (0.99, 400, 64), (0.9999, 300, 16)])
 def test_the_noise_scale_of_a_known_problem(beta, steps, batch_size):
     """Within 20 %, at weights that stand still, also long before the horizon is full."""

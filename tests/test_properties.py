@@ -53,7 +53,7 @@ def test_scale_does_not_decrease_in_c(stream, beta, measure, c1, c2):
 
 @given(
     st.floats(2.0**-10, 1e6, width=32) | st.floats(-1e6, -(2.0**-10), width=32),
-    st.integers(1, 300),
+    st.integers(1, 100),
     betas,
     measures,
 )

@@ -26,6 +26,7 @@ def quick_start():
     return names["final_loss"]
 
 
+@pytest.mark.slow
 def test_quick_start_prints_what_the_readme_shows(capsys):
     exec(compile(CODE[0], "README.md", "exec"), {})
     printed = capsys.readouterr().out
@@ -35,11 +36,13 @@ def test_quick_start_prints_what_the_readme_shows(capsys):
         assert float(ours) == pytest.approx(float(theirs), rel=0.2)  # rounding differs between machines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_quick_start_gains_on_other_seeds_too(quick_start, seed):
     assert quick_start(use_cprop=True, seed=seed) < 0.8 * quick_start(use_cprop=False, seed=seed)
 
 
+@pytest.mark.slow
 def test_quick_start_does_not_gain_where_the_readme_says_so(quick_start):
     said = re.search(r"`lr=1e-3` the losses are ([\d.]+) for Adam and ([\d.]+) with CProp", README.read_text())
     for use_cprop, loss in enumerate(said.groups()):
@@ -59,6 +62,7 @@ def test_the_monitor_of_the_readme_attaches_to_a_training_loop():
     assert len(names["monitor"].samples) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
 def test_what_the_pages_say_is_what_was_measured(page):
     """To mend it: ``python -m benchmarks.report``."""

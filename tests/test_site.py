@@ -64,6 +64,7 @@ def test_no_new_page_with_code_is_forgotten():
     assert {page for page in PAGES if "```python\n" in (DOCS / f"{page}.md").read_text()} == {*WITH_CODE, "own-task"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page, monkeypatch):
     monkeypatch.chdir(ROOT)

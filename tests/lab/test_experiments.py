@@ -82,6 +82,7 @@ SMALL = replace(
 )
 
 
+@pytest.mark.slow
 def test_an_experiment_is_run_and_says_what_it_was(tmp_path, data_root):
     engine = Engine(Store(tmp_path), executor="process")
     about = EXPERIMENTS["fmnist-fc"].only(["rmsprop"]).run(SMALL, engine.run)
@@ -98,6 +99,7 @@ def test_an_experiment_is_run_and_says_what_it_was(tmp_path, data_root):
     assert about["reduced"]
 
 
+@pytest.mark.slow
 def test_what_there_is_of_an_unfinished_experiment_can_be_drawn(tmp_path, data_root):
     engine = Engine(Store(tmp_path), executor="process")
     known = {}
@@ -119,6 +121,7 @@ def test_what_there_is_of_an_unfinished_experiment_can_be_drawn(tmp_path, data_r
     assert {key: finished[key] for key in known} == known
 
 
+@pytest.mark.slow
 def test_with_selected_learning_rates(tmp_path, data_root):
     engine = Engine(Store(tmp_path), executor="process")
     experiment = EXPERIMENTS["fmnist-fc"].only(["rmsprop"])

@@ -276,6 +276,7 @@ def test_without_cprop_it_diverged(make):
 # Files.
 
 
+@pytest.mark.slow
 def test_the_same_figure_makes_the_same_file(make, tmp_path):
     runs = make(pair([PLAIN], [FASTER]))
     texts = [drawing.to_svg(figures.histogram(runs)) for _ in range(2)]

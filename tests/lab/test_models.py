@@ -133,7 +133,8 @@ IMAGES = [
 
 
 @pytest.mark.parametrize(
-    ("build", "image", "classes", "by_hand", "number"), IMAGES, ids=[row[0].__name__ for row in IMAGES]
+    ("build", "image", "classes", "by_hand", "number"),
+    [pytest.param(*row, id=row[0].__name__, marks=() if row[-1] < 1e6 else pytest.mark.slow) for row in IMAGES],
 )
 def test_parameters_shapes_and_gradients(build, image, classes, by_hand, number):
     model = build()
@@ -299,6 +300,7 @@ def test_an_evaluation_carries_the_same_state_from_window_to_window(precision, t
         assert_close_to_the_largest(ours, torchs, tolerance)
 
 
+@pytest.mark.slow
 def test_the_gradients_of_the_lstm():
     lstm, (x, *state) = lstm_and_input(torch.float64)
     leaves = [tensor.requires_grad_() for tensor in (x, *state)]
@@ -528,6 +530,7 @@ def test_regularisation_by_hand():
     assert regularisation(one_step).item() == pytest.approx(2 * 2.0)  # and not NaN, the mean of nothing
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss():
     model = small(Dropouts.none())
     losses = [train_on(model, text(seed=0), step) for step in range(40)]

@@ -117,6 +117,7 @@ def test_the_numbers_are_those_worked_out_by_hand(store, tmp_path):
     assert "not finished" not in text
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_but_itself(store, tmp_path):
     keep(store, pair(store))
     keep(store, pair(store), name="scales", kind="histogram")
@@ -129,6 +130,7 @@ def test_it_needs_nothing_but_itself(store, tmp_path):
     assert len(page.ids) == len(set(page.ids))
 
 
+@pytest.mark.slow
 def test_the_same_results_make_the_same_page(store, tmp_path):
     keep(store, pair(store))
     assert page_of(store, tmp_path)[0] == page_of(store, tmp_path)[0]
@@ -174,6 +176,7 @@ def test_it_says_what_the_terminal_says(store, tmp_path):
         assert all(str(escape(note)) in text for note in said.notes)
 
 
+@pytest.mark.slow
 def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
     some = pair(store, scaled=(FASTER, NEVER))
     none = pair(store, scaled=(NEVER, NEVER), batch_size=64)
@@ -192,6 +195,7 @@ def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
     assert ["fmnist-fc (batch size 32)", "Adam", "0.1", "2 (2 diverged)", "diverged", "-", "-", "10"] in ends
 
 
+@pytest.mark.slow
 def test_workloads_are_told_apart(store, tmp_path):
     keep(store, pair(store) + pair(store, workload="fmnist-cnn"))
     _, page = page_of(store, tmp_path)

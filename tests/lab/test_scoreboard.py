@@ -101,6 +101,7 @@ def test_the_table_says_who_did_not_get_there(entries):
     assert cells["Adam"]["final test accuracy"] == "80 %"
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_row_an_optimizer(entries):
     figure = figures.scoreboard(entries, "A title")
     first, second, generalisation = figure.axes

@@ -127,6 +127,7 @@ def test_a_process_that_holds_another_version_refuses(pond):
         source.adopt(old)
 
 
+@pytest.mark.slow
 def test_a_node_that_would_run_other_code_than_the_driver_refuses(tmp_path):
     from cprop_lab.engine import trial
 

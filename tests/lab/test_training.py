@@ -42,7 +42,8 @@ def curves(run):
 @pytest.mark.parametrize(
     "specification",
     [
-        *(BLOBS.replace(optimizer=name) for name in (*ALL, *COMBINED)),
+        *(BLOBS.replace(optimizer=name) for name in COMBINED),
+        *(pytest.param(BLOBS.replace(optimizer=name), marks=pytest.mark.slow) for name in ALL),
         *(BLOBS.replace(optimizer=name, settings=settings) for name, settings in SET),
     ],
     ids=lambda specification: f"{specification.optimizer}{''.join(map(str, specification.settings.values()))}",
@@ -83,6 +84,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
     assert train(eager(BLOBS), store) == "finished"
 
 
+@pytest.mark.slow
 def test_what_a_kill_costs_is_bounded_by_the_clock(tmp_path):
     """Stopped from outside at an evaluation, it goes on from the last checkpoint."""
     store = Store(tmp_path)

@@ -14,7 +14,9 @@ from cprop_lab.workloads import data
 CLASSES = {"fmnist": 10, "cifar100": 100, "tiny-imagenet": 200}
 
 
-@pytest.mark.parametrize("workload", workloads.WORKLOADS)
+@pytest.mark.parametrize(
+    "workload", [pytest.param(w, marks=() if w == "fmnist-cnn" else pytest.mark.slow) for w in workloads.WORKLOADS]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "cprop-adam"])
 def test_one_step_on_real_batches(workload, optimizer, data_root):
     size = 32 if workload.startswith(("fmnist", "ptb")) else 4
@@ -109,6 +111,7 @@ def test_penn_treebank_is_cut_as_the_appendix_says(data_root):
         assert (len(tokens), len(words)) == (929_589, 10_000)
 
 
+@pytest.mark.slow
 def test_the_text_goes_on_where_it_was_and_starts_over(data_root):
     """Windows follow each other, the state is forgotten at the text's start, and an evaluation leaves it alone."""
     run = Specification("ptb-lstm", "sgd", lr=1e-3, iterations=3, examples=1, settings={"fused": False})
@@ -126,6 +129,7 @@ def test_the_text_goes_on_where_it_was_and_starts_over(data_root):
     assert all(torch.equal(b, state[name]) for name, b in training.model.named_buffers())
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped(data_root):
     training = Training(Specification("ptb-lstm", "sgd", lr=1e-9, iterations=1, settings={"fused": False}))
     training.advance(1)
