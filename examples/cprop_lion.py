@@ -41,9 +41,7 @@ class CPropLion(NativeOptimizer):
     rule = staticmethod(lion)
     counts_steps = False  # Lion has no bias correction, so it needs no step count
 
-    def __init__(
-        self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **options: Any
-    ) -> None:
+    def __init__(self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **options: Any):
         super().__init__(params, {"lr": lr, "betas": betas, **complete(options)})
 
     def _check(self, group: Mapping[str, Any]) -> None:

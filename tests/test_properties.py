@@ -138,7 +138,5 @@ def test_invalid_arguments_of_the_algorithms(cls, arguments, message):
 
 
 def test_unknown_argument_is_refused_by_name():
-    with pytest.raises(
-        TypeError, match=r"unexpected keyword argument 'cprop_betta': choose from maximize, .*cprop_beta"
-    ):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'cprop_betta': choose from lr, .*cprop_beta"):
         cprop.CPropAdam([torch.nn.Parameter(torch.zeros(1))], cprop_betta=0.9)
