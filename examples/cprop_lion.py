@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from cprop.arithmetic import Number, add_scaled
@@ -24,7 +23,7 @@ class LionScalars(NamedTuple):
     statistics: StatisticsScalars
 
 
-def lion(x: Mapping[str, Tensor], h: LionScalars, measure: str | Measure) -> dict[str, Tensor]:
+def lion(x: Mapping[str, torch.Tensor], h: LionScalars, measure: str | Measure) -> dict[str, torch.Tensor]:
     """One step of Lion, its update multiplied by the conformity scale."""
     p, g = x[PARAM], x[GRAD]
     updated = update_statistics(g, x, h.statistics)
@@ -41,7 +40,9 @@ class CPropLion(NativeOptimizer):
     rule = staticmethod(lion)
     counts_steps = False  # Lion has no bias correction, so it needs no step count
 
-    def __init__(self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **options: Any):
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), **options: Any
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, **complete(options)})
 
     def _check(self, group: Mapping[str, Any]) -> None:
