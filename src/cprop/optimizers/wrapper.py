@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -23,8 +22,8 @@ from cprop.measures import Measure
 from cprop.optimizers.base import ConformityOptimizer
 from cprop.optimizers.settings import Settings, settings_of
 from cprop.optimizers.state import count_up, name_measures, read_state
+from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
 from cprop.rules import GRAD
-from cprop.sharding import local
 from cprop.statistics import (
     MEAN,
     MEAN_SQUARE,
@@ -235,7 +234,7 @@ class CProp(ConformityOptimizer):
             self._step_inner(*([] if closure is None else [self._closure_with(loss)]))
             if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
                 self._warned = True
-                self._warn_of_weights_in_state((row[0], row[1]) for job in rescaled for row in job.rows)
+                warn_of_weights_in_state(self.inner, ((row[0], row[1]) for job in rescaled for row in job.rows))
         run_all(scalings)
         return loss
 
@@ -270,23 +269,6 @@ class CProp(ConformityOptimizer):
             return loss
 
         return known_loss
-
-    def _warn_of_weights_in_state(self, moved: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Warn once if the inner optimizer keeps weights in its state, where they are not scaled.
-
-        Args:
-            moved: parameters after the inner step, and their values before it.
-        """
-        for p, before in islice(moved, 20):  # a few are enough, and each one synchronizes with its device
-            for key, value in self.state.get(p, {}).items():
-                if correlation(value, before) > max(0.99, correlation(value, p.grad)):  # the gradient of w^2 is like w
-                    name = type(self.inner).__name__
-                    warnings.warn(
-                        f"{name} keeps weights in its state ({key!r}), which CProp does not scale: if its steps start "
-                        "from them, as MADGRAD's do, CProp has no effect; use another optimizer",
-                        stacklevel=5,
-                    )
-                    return
 
     def _snapshot(self, p: Tensor) -> Tensor:
         """A copy of a parameter. On a CPU, its memory is reused in the next step.
@@ -390,58 +372,12 @@ class CProp(ConformityOptimizer):
         self._start_statistics()
 
 
-def correlation(value: Any, other: Tensor | None) -> float:
-    """Correlation of a state entry with another tensor over the first elements; zero if it cannot be computed."""
-    if not isinstance(value, Tensor) or other is None or value.shape != other.shape or value.is_meta:
-        return 0.0
-    pair = [local(x).detach().flatten()[:4096] for x in (value, other)]
-    if pair[0].numel() < 8 or not all(map(Tensor.is_floating_point, pair)):
-        return 0.0
-    return float(torch.corrcoef(torch.stack([x.float() for x in pair]))[0, 1].nan_to_num())
-
-
 def writable_gradient(p: Tensor) -> Tensor:
     """A parameter's gradient, replaced by a copy if its elements share memory (an expanded tensor)."""
     g = cast("Tensor", p.grad)
     if 0 in g.stride() and not g.is_contiguous():
         p.grad = g = g.clone(memory_format=torch.contiguous_format)
     return g
-
-
-def refuse_unsuitable(optimizer: Optimizer) -> None:
-    """Raise if an optimizer cannot be wrapped, and say what to use instead."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"CProp wraps an optimizer, but got {type(optimizer).__name__}: "
-            "write CProp(torch.optim.Adam(model.parameters(), lr=1e-3)), or use CProp.around(torch.optim.Adam) "
-            "if you need a class"
-        )
-    if isinstance(optimizer, ConformityOptimizer):
-        raise TypeError(
-            f"{type(optimizer).__name__} is already scaled by CProp: wrap the plain optimizer, or use this one directly"
-        )
-    saved = optimizer.state_dict()
-    if not {"state", "param_groups"} <= set(saved):
-        raise TypeError(
-            f"{type(optimizer).__name__}.state_dict() has {sorted(map(str, saved))} instead of 'state' and "
-            "'param_groups', so CProp's statistics could not be saved: wrap the optimizer it is based on"
-        )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TypeError(
-            f"{type(optimizer).__name__} evaluates its closure many times per step, so there is no single gradient "
-            "whose conformity CProp could measure: use an optimizer that takes one gradient per step"
-        )
-    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
-        raise TypeError(
-            f"{type(optimizer).__name__} uses different weights for training and evaluation, so CProp would not scale "
-            "its actual steps: use it without CProp, or wrap the optimizer it is based on"
-        )
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise TypeError(
-            f"{type(optimizer).__name__} has differentiable=True, but CProp's part of the step is not differentiable, "
-            "so gradients through it would be wrong: set differentiable=False"
-        )
 
 
 class _Around(type):
