@@ -277,6 +277,7 @@ def test_tensor_list_falls_back_to_one_tensor_at_a_time():
     x = TensorList([torch.tensor([1.0, -2.0]), torch.tensor([3.0])])
     positive = x.__torch_function__(torch.gt, (), (x, 0.0))
     assert [t.tolist() for t in torch.where(positive, x, 0.0).tensors] == [[1.0, 0.0], [3.0]]
+    assert [t.tolist() for t in (1 - x).tensors] == [[0.0, 3.0], [-2.0]]
     assert [t.tolist() for t in (1 / x).tensors] == [[1.0, -0.5], [pytest.approx(1 / 3)]]
     assert [t.tolist() for t in (torch.tensor(2.0) * x).tensors] == [[2.0, -4.0], [6.0]]
 

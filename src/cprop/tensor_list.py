@@ -84,6 +84,9 @@ class TensorList:
             return for_each(operator.sub, self, other)
         return TensorList(torch._foreach_sub(self.tensors, operand(other)))
 
+    def __rsub__(self, other: Any) -> TensorList:
+        return for_each(operator.sub, other, self)
+
     def __truediv__(self, other: Any) -> TensorList:
         return TensorList(torch._foreach_div(self.tensors, operand(other)))
 
