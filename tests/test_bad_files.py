@@ -215,6 +215,7 @@ def test_a_truncated_file_is_refused(file, part):
         checkpoint_files.load(file)
 
 
+@pytest.mark.slow
 def test_flipped_bits_are_refused_or_change_nothing(file):
     """torch.load would take most of them for data. What remains is padding, and file names in the index."""
     content = file.read_bytes()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from table import INNERS, NATIVES, TABLE, cases, gradients, inputs, train
-from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cprop
@@ -126,7 +125,9 @@ def test_written_out_normal_is_within_1e6():
 
 
 def compilations():
-    return counters["aot_autograd"]["total"]
+    from torch._dynamo.utils import counters  # here, because this import takes a second
+
+    return counters["aot_autograd"]["total"], counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.slow
@@ -144,7 +145,7 @@ def test_nothing_is_compiled_twice(build):
     optimizer = build(params)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     train(optimizer, params, 2)
-    before, graphs = compilations(), counters["stats"]["unique_graphs"]
+    before = compilations()
     for step in range(100):
         optimizer.param_groups[0]["cprop_c"] = 1.0 + step / 50
         optimizer.param_groups[0]["cprop_eps"] = 1e-8 * step
@@ -153,9 +154,9 @@ def test_nothing_is_compiled_twice(build):
     other = [torch.nn.Parameter(torch.randn(shape)) for shape in ((7,), (3, 5, 2), (1,), (), (64, 64))]
     train(build(other), other, 5)
     assert compilations() == before
-    assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", cases(NATIVES, pytest.mark.slow))
 def test_rules_trace_whole(native):
     """No branch on a tensor's value, and no reading of one: the rule traces with ``fullgraph=True``."""
@@ -319,6 +320,7 @@ def test_foreach_takes_any_measure(build, measure):
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [wrapper.observe_gradient, wrapper.rescale_update], ids=lambda rule: rule.__name__)
 def test_the_wrappers_rules_trace_whole(rule):
     tensors = {name: torch.rand(4) + 0.1 for name in ("grad", "moved", "snapshot", "cprop_m", "cprop_v")}

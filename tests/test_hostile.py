@@ -297,7 +297,7 @@ def test_raising_beta_makes_cprop_no_surer(build, storage):
     assert monitor.sample().step == before + 331
 
 
-@pytest.mark.parametrize("first", [1, 3, 200])
+@pytest.mark.parametrize("first", [1, 3, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.999), (0.999, 0.9), (0.0, 0.9), (0.9, 0.0), (0.99, 0.995)])
 def test_after_a_change_of_beta_the_statistics_follow_the_recurrences(before, after, first):
     """``n = 1 + beta n``, and each new gradient is one in ``n``."""
