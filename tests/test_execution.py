@@ -54,10 +54,27 @@ def test_fused_agrees_with_the_for_loop(entry):
     assert errors.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("way", ["foreach", "fused"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "way"),
+    [
+        pytest.param(torch.float32, "foreach", id="float32-foreach"),
+        pytest.param(torch.bfloat16, "foreach", id="bfloat16-foreach"),
+        pytest.param(torch.float32, "fused", id="float32-fused"),
+        pytest.param(torch.bfloat16, "fused", id="bfloat16-fused", marks=pytest.mark.nightly),  # but for those below
+    ],
+)
 @pytest.mark.parametrize("entry", cases(TABLE))
 def test_each_way_resumes_to_the_bit(entry, dtype, way):
+    assert_resumes_to_the_bit(entry, dtype, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [e for e in TABLE if e.id in ("CPropAdam", "CProp-SGD")], ids=lambda entry: entry.id)
+def test_kernels_for_bfloat16_resume_to_the_bit(entry):
+    assert_resumes_to_the_bit(entry, torch.bfloat16, "fused")
+
+
+def assert_resumes_to_the_bit(entry, dtype, way):
     params = inputs(dtype)
     flags = prefixed(entry, WAYS[way])
     optimizer = entry.build(params, **flags)
@@ -105,8 +122,14 @@ def test_large_tensors_are_worked_in_blocks_and_layouts_are_kept(way):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["foreach", "fused"])
-@pytest.mark.parametrize("native", [NATIVES[0], NATIVES[7], NATIVES[16]], ids=lambda n: n.id)
+@pytest.mark.parametrize(
+    ("native", "way"),
+    [
+        *(pytest.param(n, "foreach", id=f"{n.id}-foreach") for n in (NATIVES[0], NATIVES[7], NATIVES[16])),
+        pytest.param(NATIVES[7], "fused", id=f"{NATIVES[7].id}-fused"),
+        *(pytest.param(n, "fused", id=f"{n.id}-fused", marks=pytest.mark.nightly) for n in (NATIVES[0], NATIVES[16])),
+    ],
+)
 def test_infinite_c_is_torchs_optimizer_in_every_way(native, way):
     ours, theirs = inputs(), inputs()
     train(native.cls(ours, **native.settings, cprop_c=math.inf, **WAYS[way]), ours, 50)
@@ -424,7 +447,7 @@ def train(build, **settings):
 
 natives = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound]
 for build in (*natives, cprop.CProp.around(torch.optim.Adam)):
-    for measure in cprop.MEASURES:
+    for measure in cprop.MEASURES if build is cprop.CPropAdam else ["normal"]:
         train(build, cprop_measure=measure)
     train(build, foreach=True)
     if build in natives:
