@@ -115,7 +115,7 @@ def test_mutated_state_dicts_load_or_are_refused_whole(name):
 
     Our own optimizers can be stepped then; what an inner one makes of its state is its own.
     """
-    count = int(os.environ.get("CPROP_FUZZ", 1500)) // len(OPTIMIZERS) + 1
+    count = int(os.environ.get("CPROP_FUZZ", 600)) // len(OPTIMIZERS) + 1
     rng = random.Random(name)
     params, source = trained(name)
     state_dict = source.state_dict()
