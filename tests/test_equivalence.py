@@ -184,7 +184,9 @@ def test_mean_squares_come_apart_in_mid_training(change):
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("measure", ["normal", "student_t", "logistic", "moment_rate"])
+@pytest.mark.parametrize(
+    "measure", ["normal", *(pytest.param(m, marks=pytest.mark.slow) for m in ("student_t", "logistic", "moment_rate"))]
+)
 def test_settings_can_change_in_mid_training(measure):
     ours, theirs = inputs(), inputs()
     optimizer, wrapper = cprop.CPropAdam(ours, lr=0.01), cprop.CProp(torch.optim.Adam(theirs, lr=0.01))

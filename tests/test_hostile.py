@@ -26,6 +26,16 @@ NATIVES = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop
 BUILDS = [*NATIVES, cprop.CProp.around(torch.optim.Adam)]
 every_way = pytest.mark.parametrize("way", WAYS)
 every_build = pytest.mark.parametrize("build", BUILDS, ids=lambda cls: cls.__name__)
+# Compiled, one native stands for the others: each of them is another kernel.
+every_build_in_every_way = pytest.mark.parametrize(
+    ("build", "way"),
+    [
+        pytest.param(build, way, id=f"{build.__name__}-{way}", marks=pytest.mark.nightly if repeats else ())
+        for build in BUILDS
+        for way in WAYS
+        for repeats in [way == "fused" and build in NATIVES and build is not cprop.CPropAdam]
+    ],
+)
 
 
 def through_a_file(state_dict):
@@ -56,8 +66,7 @@ def test_schedule_free_around_a_native_resumes_to_the_bit(way):
     assert all(torch.equal(a, b) for a, b in zip(params, fresh, strict=True))
 
 
-@every_way
-@every_build
+@every_build_in_every_way
 def test_foreign_state_is_left_alone_and_carried_along(build, way):
     if way == "fused" and not issubclass(build, tuple(NATIVES)):
         way = "foreach"  # torch's fused Adam wants its own state alone
@@ -232,8 +241,7 @@ def test_huge_and_infinite_c(build, c, way):
     assert (scale[1] == (1.0 if math.isinf(c) else 0.0)).all()
 
 
-@every_way
-@every_build
+@every_build_in_every_way
 @pytest.mark.parametrize("huge", [1e18, 1e19, 3e38])
 def test_gradients_whose_square_overflows_count_as_zero_and_leave_no_trace(build, huge, way):
     ours, theirs = inputs()[1:3], inputs()[1:3]
@@ -297,7 +305,7 @@ def test_raising_beta_makes_cprop_no_surer(build, storage):
     assert monitor.sample().step == before + 331
 
 
-@pytest.mark.parametrize("first", [1, 3, 200])
+@pytest.mark.parametrize("first", [1, 3, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.999), (0.999, 0.9), (0.0, 0.9), (0.9, 0.0), (0.99, 0.995)])
 def test_after_a_change_of_beta_the_statistics_follow_the_recurrences(before, after, first):
     """``n = 1 + beta n``, and each new gradient is one in ``n``."""
@@ -351,8 +359,7 @@ def test_an_edit_out_of_range_is_refused_before_anything_moves(build, setting, v
     assert optimizer.state[params[0]]["cprop_step"] == 1
 
 
-@every_way
-@every_build
+@every_build_in_every_way
 def test_data_that_was_transposed_is_refused(build, way):
     w = torch.nn.Parameter(torch.randn(3, 5))
     optimizer = build([w], lr=0.01, **WAYS[way])

@@ -257,6 +257,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "given"), RUNS.values(), ids=RUNS)
 def test_a_larger_rate_is_advised_where_gradients_agree_whatever_c_makes_of_it(groups, given, monkeypatch):
     monkeypatch.setattr("cprop.diagnostics.advice.PATIENCE", 300)

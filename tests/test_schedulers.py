@@ -71,7 +71,9 @@ def train(optimizer, scheduler, params, steps, start=0):
     return rates
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "kind", ["wrapper", *(pytest.param(k, marks=pytest.mark.slow) for k in ("native", "wrapped SGD"))]
+)
 @pytest.mark.parametrize(("name", "cls"), schedulers())
 def test_scheduler_steers_as_it_steers_torch(name, cls, kind):
     # With the scaling off the parameters must be torch's to the bit, rates and momenta included.

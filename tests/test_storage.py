@@ -117,6 +117,7 @@ def test_a_checkpoint_may_change_its_format(build, before, after):
     train(converted, fresh, 2, start=10)
 
 
+@pytest.mark.slow
 def test_bfloat16_state_follows_a_mean_that_nearest_rounding_would_lose():
     w = torch.nn.Parameter(torch.zeros(4096))
     optimizer = cprop.CPropSGD([w], lr=0.0, cprop_state_dtype="bfloat16")

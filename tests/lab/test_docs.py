@@ -43,6 +43,7 @@ def losses(workload, **changes):
     return first, training.evaluate()
 
 
+@pytest.mark.slow
 def test_the_task_on_the_page_runs(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-task.md").read_text(), flags=re.DOTALL)
     (tmp_path / "task_of_the_page.py").write_text(code)
@@ -51,6 +52,7 @@ def test_the_task_on_the_page_runs(tmp_path, monkeypatch):
     assert last["train_loss"] < 0.2 * first["train_loss"]
 
 
+@pytest.mark.slow
 def test_the_example_of_a_task_runs(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     first, last = losses("own_task:Spirals")

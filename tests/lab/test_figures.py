@@ -132,6 +132,7 @@ def test_panels_that_no_run_has_are_left_out(make):
         figures.curves([])
 
 
+@pytest.mark.slow
 def test_a_row_for_each_workload_option_and_batch_size(make):
     losses = [8, 4, 2, 2, 1]
     runs = make({specification("sgd"): losses, specification("sgd", batch_size=64): losses})
@@ -184,6 +185,7 @@ def test_what_else_differs_is_told(make):
     assert legend_of(figures.curves(runs)) == ["SGD, learning rate 0.1", "SGD, learning rate 0.3"]
 
 
+@pytest.mark.slow
 def test_more_optimizers_than_colours_are_still_told_apart(make):
     bases = ["sgd", "adam", "rmsprop", "amsgrad", "adabound", "adamw", "lion", "prodigy"]
     figure = figures.curves(make({specification(base): [8, 4, 2, 2, 1] for base in bases}))

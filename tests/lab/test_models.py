@@ -156,6 +156,7 @@ def test_relu_after_each_fully_connected_layer_but_the_last():
     assert [m.out_features for m in model if isinstance(m, nn.Linear)] == [300, 100, 10]
 
 
+@pytest.mark.slow
 def test_what_follows_a_convolution():
     head = ["AdaptiveAvgPool2d", "Flatten", "Linear"]
     assert kinds(convolutional())[:3] == ["Conv2d", "ReLU", "MaxPool2d"]

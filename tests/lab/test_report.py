@@ -136,6 +136,7 @@ def test_the_same_results_make_the_same_page(store, tmp_path):
     assert page_of(store, tmp_path)[0] == page_of(store, tmp_path)[0]
 
 
+@pytest.mark.slow
 def test_everything_is_escaped(store, tmp_path):
     mean = "<b>\"&'"
     keys = ("title", "claim", "figure", "preset", "command")
@@ -145,6 +146,7 @@ def test_everything_is_escaped(store, tmp_path):
     assert "&lt;b&gt;&#34;&amp;&#39;" in text
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_the_command_that_finishes_it(store, tmp_path):
     keep(store, [*pair(store), "feedfeedfeedfeed"])
     text, _ = page_of(store, tmp_path)
@@ -166,6 +168,7 @@ def test_an_empty_store(store, tmp_path):
     assert "No experiment has been run yet" in page_of(store, tmp_path)[0]
 
 
+@pytest.mark.slow
 def test_it_says_what_the_terminal_says(store, tmp_path):
     keep(store, pair(store))
     text, _ = page_of(store, tmp_path)

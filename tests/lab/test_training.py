@@ -67,6 +67,7 @@ def test_stopped_and_resumed_is_not_stopped_to_the_bit(specification, tmp_path):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_every_time_and_another_seed_is_another(tmp_path):
     one, same, other = (Store(tmp_path / name) for name in ("one", "same", "other"))
     for store, seed in ((one, 0), (same, 0), (other, 1)):
