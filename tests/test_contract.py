@@ -64,6 +64,7 @@ def test_is_an_optimizer(entry):
     assert "cprop_beta: 0.999" in repr(optimizer)
 
 
+@pytest.mark.slow
 @every_optimizer
 def test_minimises(entry):
     torch.manual_seed(0)

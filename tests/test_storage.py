@@ -34,6 +34,7 @@ def test_bytes_of_state(storage, limit):
     assert bytes_per_parameter(optimizer, params) > 0.9 * limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CPropSGD], ids=lambda cls: cls.__name__)
 def test_lean_state_goes_about_where_float32_goes(build, way):

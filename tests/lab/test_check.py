@@ -91,6 +91,7 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(task):
         check(task("loss(self)", "pass\n    x = nothing"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["tasks:Blobs", "tasks:Rows", "fmnist-fc"])
 def test_a_task_that_is_right_passes(workload, data_root):
     check(trimmed(Specification(workload, "cprop-adam", lr=0.1, examples=1)))

@@ -85,6 +85,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_results_are_listed_drawn_and_reported_without_torch(tmp_path):
     run = Specification("fmnist-fc", "cprop-adam", lr=1e-3)
     store = Store(tmp_path / "store")

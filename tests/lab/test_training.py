@@ -44,7 +44,7 @@ def curves(run):
     [
         *(BLOBS.replace(optimizer=name) for name in COMBINED),
         *(pytest.param(BLOBS.replace(optimizer=name), marks=pytest.mark.slow) for name in ALL),
-        *(BLOBS.replace(optimizer=name, settings=settings) for name, settings in SET),
+        *(pytest.param(BLOBS.replace(optimizer=n, settings=settings), marks=pytest.mark.slow) for n, settings in SET),
     ],
     ids=lambda specification: f"{specification.optimizer}{''.join(map(str, specification.settings.values()))}",
 )
