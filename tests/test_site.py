@@ -103,6 +103,12 @@ def lion():
     return module.CPropLion
 
 
+def test_every_measure_is_documented():
+    for name in cprop.MEASURES:
+        assert f".. autofunction:: cprop.measures.{name}\n" in (DOCS / "api" / "conformity.md").read_text()
+        assert f'`"{name}"`' in (DOCS / "settings.md").read_text()
+
+
 def test_an_optimizer_is_added_in_under_60_lines_that_the_page_shows():
     assert len(LION.read_text().splitlines()) < 60
     assert "```{literalinclude} ../examples/cprop_lion.py\n```" in (DOCS / "internals.md").read_text()
