@@ -221,7 +221,7 @@ class ConformityOptimizer(Optimizer):
         params: list[Tensor],
         states: Mapping[Tensor, dict[str, Any]],
         group: Mapping[str, Any],
-        *columns: Mapping[str, Callable[[Tensor], Tensor]],
+        *columns: tuple[tuple[str, ...], Callable[[Tensor], tuple[Tensor, ...]]],
     ) -> list[list[Job]]:
         """Allocate missing state, and group parameters at the same step into jobs.
 
@@ -229,7 +229,8 @@ class ConformityOptimizer(Optimizer):
             params: parameters of a group.
             states: their state.
             group: the group.
-            columns: for each rule of the step, its tensors besides the state, as functions of the parameter.
+            columns: for each rule of the step, the names of its tensors besides the state, and the function that
+                gives them for a parameter.
 
         Returns:
             The jobs of each rule.
@@ -251,10 +252,10 @@ class ConformityOptimizer(Optimizer):
             if key not in jobs:
                 square_t = own_t if MEAN_SQUARE in state else t
                 scalars = self._scalars(group, t, fresh, statistics_scalars(group, own_t, square_t))
-                jobs[key] = [Job((*column, *names), [], scalars, own_t) for column in columns]
+                jobs[key] = [Job((*own_names, *names), [], scalars, own_t) for own_names, _ in columns]
             tensors = [state[name] for name in names]
-            for job, column in zip(jobs[key], columns, strict=True):
-                job.rows.append((*(get(p) for get in column.values()), *tensors))
+            for job, (_, own_tensors) in zip(jobs[key], columns, strict=True):
+                job.rows.append((*own_tensors(p), *tensors))
         return [[of_rule[index] for of_rule in jobs.values()] for index in range(len(columns))]
 
     def _allocate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -22,10 +22,7 @@ from cprop.statistics import AVERAGES, EARLIER, MEAN, MEAN_SQUARE, STEP, Statist
 __all__ = ["NativeOptimizer"]
 
 STATISTICS: Final = (STEP, EARLIER, *AVERAGES)
-COLUMNS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    PARAM: lambda p: p,
-    GRAD: lambda p: cast("Tensor", p.grad),
-}
+COLUMNS: Final = (PARAM, GRAD), lambda p: (p, p.grad)
 """The tensors of a rule besides the state."""
 
 

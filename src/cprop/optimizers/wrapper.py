@@ -222,7 +222,11 @@ class CProp(ConformityOptimizer):
             for group, params in moved:
                 flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
                 before, after = self._jobs(
-                    params, statistics, group, {GRAD: writable_gradient}, {MOVED: lambda p: p, SNAPSHOT: self._snapshot}
+                    params,
+                    statistics,
+                    group,
+                    ((GRAD,), lambda p: (writable_gradient(p),)),
+                    ((MOVED, SNAPSHOT), lambda p: (p, self._snapshot(p))),
                 )
                 observations += prepare(observe_gradient, before, flags, implementation)
                 scalings += prepare(rescale_update, after, flags, implementation)
