@@ -1,4 +1,8 @@
-"""Which tests run when: ``slow`` ones not in ``pytest -m "not slow"``, ``nightly`` ones only if asked for."""
+"""Which tests run when, and on which device.
+
+``slow`` ones do not run in ``pytest -m "not slow"``, ``nightly`` ones only if asked for. With ``--device cuda``, those
+run that put their parameters there; with ``meta``, as far as they get without values.
+"""
 
 import os
 from pathlib import Path
@@ -11,9 +15,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, he
 
 SOURCE = Path(__file__).parent / "src"
 
+ON_DEVICE = {
+    *("test_equivalence", "test_execution", "test_resume", "test_storage", "test_contract"),
+    *("test_bad_numbers", "test_schedulers"),
+}
+"""Modules whose parameters are on the chosen device; the others test files, processes, frameworks and pages."""
+
 settings.register_profile("default", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("default")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="where the library's parameters are: cpu, cuda, xpu, mps, meta")
+
+
+def pytest_configure(config):
+    os.environ["CPROP_TEST_DEVICE"] = config.getoption("device")  # tests/table.py reads it, in every process
 
 
 def pytest_ignore_collect(collection_path):
@@ -29,10 +47,24 @@ def compiles(item):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest itself selects by marks
 def pytest_collection_modifyitems(config, items):
+    device = config.getoption("device")
     for item in items:
         if compiles(item):
             item.add_marker("slow")
+        if device != "cpu" and item.path.stem not in ON_DEVICE:
+            item.add_marker(pytest.mark.skip(reason=f"does not use --device {device}"))
     if "nightly" not in config.getoption("markexpr"):
         repeats = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=repeats)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """On meta, a test ends where it first asks for a value."""
+    try:
+        return (yield)
+    except (NotImplementedError, RuntimeError) as error:
+        if item.config.getoption("device") == "meta" and "meta" in str(error).lower():
+            pytest.skip(f"meta tensors have no values: {str(error).partition(chr(10))[0][:100]}")
+        raise

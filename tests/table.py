@@ -1,5 +1,6 @@
 """The table of optimizers, settings and inputs for the generic tests."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ import torch
 from torch.optim import Optimizer
 
 import cprop
+
+DEVICE = torch.device(os.environ.get("CPROP_TEST_DEVICE", "cpu"))
+"""Where parameters are, as ``pytest --device`` says."""
 
 
 def adabound_reference(params, *, amsbound=False, decoupled_weight_decay=False, **kwargs):
@@ -140,7 +144,10 @@ def native(info: Native) -> Entry:
     return Entry(info.id, build, info.cls, info.settings)
 
 
-TABLE = [*map(native, NATIVES), *map(wrapped, INNERS)]
+ROUNDED = native(Native(cprop.CPropAdamW, torch.optim.AdamW, {"lr": 0.01, "cprop_stochastic_rounding": True}))
+"""One that rounds bfloat16 parameters stochastically, as the wrapper does. Not in ``NATIVES``: plain AdamW cannot."""
+
+TABLE = [*map(native, NATIVES), ROUNDED, *map(wrapped, INNERS)]
 
 
 def cases(rows, repeats=pytest.mark.nightly):
@@ -171,7 +178,7 @@ def inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(DEVICE, dtype)  # the same on every device
 
     return [
         torch.nn.Parameter(tensor)
@@ -193,7 +200,7 @@ def gradients(params, step, noise=2.0):
     """
     generator = torch.Generator().manual_seed(step)
     for p in params:
-        jitter = torch.randn(p.shape, generator=generator).to(p.dtype)
+        jitter = torch.randn(p.shape, generator=generator).to(p)
         p.grad = p.detach().tanh().add_(jitter, alpha=noise)
 
 

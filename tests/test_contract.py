@@ -1,6 +1,7 @@
 """What a tool around an optimizer may rely on, over the whole table: each trap of torch.optim is a test."""
 
 import copy
+import inspect
 import io
 import math
 import pickle
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import cprop
+from cprop.optimizers.settings import Settings
 
 every_optimizer = pytest.mark.parametrize("entry", cases(TABLE))
 every_setting = pytest.mark.parametrize("entry", cases(TABLE, pytest.mark.slow))
@@ -794,6 +796,14 @@ def test_around_is_a_class_that_frameworks_can_keep():
     assert pickle.loads(pickle.dumps(cls)) is cls
     optimizer = cls(inputs(), 0.5, weight_decay=0.1, cprop_c=3.0)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["cprop_c"]) == (0.5, 3.0)
+
+
+def test_around_shows_the_arguments_of_both():
+    names = list(inspect.signature(cprop.CProp.around(torch.optim.Adam)).parameters)
+    assert names[: names.index("cprop_beta")] == list(inspect.signature(torch.optim.Adam).parameters)
+    assert names[names.index("cprop_beta") :] == [*Settings._fields, "cprop_foreach", "cprop_fused"]
+    with pytest.raises(TypeError, match="CPropAdam is already scaled by CProp"):
+        cprop.CProp.around(cprop.CPropAdam)(inputs())
 
 
 @every_inner

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import spawn
-from table import TABLE
+from table import ROUNDED, TABLE
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,13 +28,18 @@ NAMES = (
     "CProp-SGD-momentum=0.9-nesterov=True-weight_decay=0.1",
     "CProp-AdamW-weight_decay=0.1",
 )
-BUILD = {entry.id: entry.build for entry in TABLE if entry.id in NAMES}
+BUILD = {entry.id: entry.build for entry in TABLE if entry.id in (*NAMES, ROUNDED.id)}
 WAYS = ("for-loop", "foreach", "fused")
 CASES = [(name, way) for name in NAMES for way in WAYS]
 
 
 def cases(dtype):
-    """Kernels are float32's; in float64, which is here to see through rounding, the eager ways are enough."""
+    """Kernels are float32's; in float64, which is here to see through rounding, the eager ways are enough.
+
+    In bfloat16 it is the rounding of the weights that is tested.
+    """
+    if dtype == torch.bfloat16:
+        return [(ROUNDED.id, way) for way in WAYS]
     return [case for case in CASES if dtype == torch.float32 or case[1] != "fused"]
 
 
@@ -163,9 +168,10 @@ def zero_redundancy_optimizer(rank, world, dtype):
 # By number of ranks: the kind of sharding, and what its reference is and how near it must be. Two gradients add up to
 # the same in either order. Of four, gloo chooses the order, and every order rounds differently: in float32 by up to
 # 2e-6 after 50 steps (measured), in float64 not to speak of.
-EXACT, NEAR = (torch.float32, 0.0), (torch.float64, 1e-7)
+EXACT, NEAR, ROUNDS = (torch.float32, 0.0), (torch.float64, 1e-7), (torch.bfloat16, 0.0)
 KINDS = {
     2: [
+        (fsdp2_with_the_whole_batch_on_every_rank, *ROUNDS, {}),
         (fsdp2, *EXACT, {"slices": 2}),
         (ddp, *EXACT, {"slices": 2}),
         (zero_redundancy_optimizer, *EXACT, {"slices": 2}),

@@ -1,11 +1,11 @@
-"""Lean state: bfloat16 holds what float32 holds, nearly."""
+"""Lean state and lean weights: bfloat16 holds what float32 holds, nearly."""
 
 import copy
 import io
 
 import pytest
 import torch
-from table import TABLE, gradients, inputs, train
+from table import ROUNDED, TABLE, gradients, inputs, train
 
 import cprop
 from cprop.storage import round_stochastically
@@ -232,3 +232,144 @@ def test_the_wrappers_snapshot_is_its_only_temporary_and_its_memory_is_used_agai
     (snapshot,) = optimizer._kept.values()
     assert (snapshot.shape, snapshot.dtype) == (params[0].shape, torch.float64)
     assert "_kept" not in copy.deepcopy(optimizer).__dict__
+
+
+# --- weights in bfloat16 --------------------------------------------------------------------------
+
+ROUND = {"cprop_stochastic_rounding": True}
+
+
+def small_updates(build, *, dtype=torch.bfloat16, steps=30, **settings):
+    """Train weights between one and two, where bfloat16 counts by 1 / 128, in steps of about 1 / 1000."""
+    p = torch.nn.Parameter(torch.linspace(1, 1.9, 2048).to(dtype))
+    optimizer = build([p], **{"lr": 1e-3, **settings})
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        p.grad = (1 + 0.1 * torch.randn(2048, generator=generator)).to(dtype)
+        optimizer.step()
+    return p.detach()
+
+
+SIGN_LIKE = {  # updates of about the learning rate from the first step
+    cprop.CPropAdam: {},
+    cprop.CPropAdamW: {},
+    cprop.CPropSGD: {},
+    cprop.CPropRMSprop: {"alpha": 0.0},
+    cprop.CPropAdaBound: {"final_lr": 0.01},
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "way"),
+    [*((cls, way) for cls in SIGN_LIKE for way in ("for-loop", "foreach")), (cprop.CPropAdamW, "fused")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_stochastic_rounding_keeps_updates_that_nearest_rounding_loses(cls, way):
+    settings = SIGN_LIKE[cls]
+    start = torch.linspace(1, 1.9, 2048).bfloat16()
+    exact = small_updates(cls, dtype=torch.float32, **settings)
+    nearest = small_updates(cls, **settings, **WAYS[way])
+    rounded = small_updates(cls, **settings, **WAYS[way], **ROUND)
+    assert (exact - start.float()).mean() < -0.02
+    assert torch.equal(nearest, start)  # not one update of the thirty was large enough
+    assert (rounded.float() - exact).mean().abs() < 2e-3
+
+
+def final_loss(dtype, **settings):
+    """Least squares with 64 unknown weights between one and two, over noisy measurements."""
+    weights, start = torch.linspace(1, 1.9, 64), torch.full((64,), 1.5)
+    model = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = cprop.CPropAdamW([model], lr=3e-3, weight_decay=0.0, **settings)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        inputs = torch.randn(64, 64, generator=generator)
+        targets = inputs @ weights + 0.1 * torch.randn(64, generator=generator)
+        optimizer.zero_grad()
+        (inputs.to(dtype) @ model - targets.to(dtype)).square().mean().backward()
+        optimizer.step()
+    return (model.detach().float() - weights).square().sum().item() / (start - weights).square().sum().item()
+
+
+def test_weights_in_pure_bfloat16_are_trained_with_stochastic_rounding_and_hardly_without():
+    assert final_loss(torch.float32) < 0.01
+    assert final_loss(torch.bfloat16) > 0.9
+    assert final_loss(torch.bfloat16, **ROUND) < 0.01
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stochastic_rounding_resumes_to_the_bit(way):
+    def build():
+        params = inputs(torch.bfloat16)
+        return ROUNDED.build(params, **WAYS[way]), params
+
+    optimizer, params = build()
+    train(optimizer, params, 10)
+    buffer = io.BytesIO()
+    torch.save((optimizer.state_dict(), [p.detach() for p in params]), buffer)
+    buffer.seek(0)
+    resumed, resumed_params = build()
+    assert resumed.param_groups[0]["cprop_stochastic_rounding"]
+    state, values = torch.load(buffer, weights_only=True)
+    resumed.param_groups[0]["cprop_stochastic_rounding"] = False  # the checkpoint brings it
+    resumed.load_state_dict(state)
+    with torch.no_grad():
+        for p, value in zip(resumed_params, values, strict=True):
+            p.copy_(value)
+    train(optimizer, params, 10, start=10)
+    train(resumed, resumed_params, 10, start=10)
+    assert all(torch.equal(a, b) for a, b in zip(params, resumed_params, strict=True))
+    plain, others = cprop.CPropAdamW(inputs(torch.bfloat16)), inputs(torch.bfloat16)
+    assert not plain.param_groups[0]["cprop_stochastic_rounding"]
+    train(ROUNDED.cls(others, lr=0.01, **WAYS[way]), others, 20)
+    assert not all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stochastic_rounding_of_a_shard_is_that_of_the_whole_to_the_bit(way):
+    """By hand, over sizes that vectors of no length divide; in processes, see the distributed tests."""
+    whole = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    together = [torch.nn.Parameter(whole.clone())]
+    shards = [torch.nn.Parameter(x.clone()) for x in whole.split([333, 7, 660])]
+    on_whole, on_shards = (ROUNDED.build(ps, **WAYS[way]) for ps in (together, shards))
+    for step in range(20):
+        gradients(together, step)
+        for p, g in zip(shards, together[0].grad.split([333, 7, 660]), strict=True):
+            p.grad = g.clone()
+        on_whole.step()
+        on_shards.step()
+    assert torch.equal(together[0], torch.cat([p.detach() for p in shards]))
+
+
+def test_stochastic_rounding_is_for_bfloat16_alone():
+    ends = []
+    for settings in ({}, ROUND):
+        params = [*inputs(torch.float32), *inputs(torch.float16), *inputs(torch.float64)]
+        ends.append(train(cprop.CPropAdamW(params, lr=0.01, **settings), params, 5))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_stochastic_rounding_differs_between_groups_and_may_be_switched_on_in_mid_training():
+    params = [torch.nn.Parameter(torch.linspace(1, 1.9, 512).bfloat16()) for _ in range(2)]
+    start = params[0].detach().clone()
+    optimizer = cprop.CPropSGD([{"params": params[:1], **ROUND}, {"params": params[1:]}], lr=1e-3)
+
+    def steps():
+        for _ in range(10):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+
+    steps()
+    assert not torch.equal(params[0], start)
+    assert torch.equal(params[1], start)
+    optimizer.param_groups[1].update(ROUND)
+    steps()
+    assert not torch.equal(params[1], start)
+
+
+@pytest.mark.parametrize("name", ["stochastic_rounding", "cprop_stochastic_rounding"])
+def test_the_wrapper_says_that_it_always_rounds_stochastically(name):
+    with pytest.raises(TypeError, match=f"{name}': leave it out, the wrapper always rounds bfloat16 parameters"):
+        cprop.CProp(torch.optim.SGD(large(), lr=0.1), **{name: True})
+    with pytest.raises(TypeError, match="'stochastic_rounding': write cprop_stochastic_rounding"):
+        cprop.CPropSGD(large(), lr=0.1, stochastic_rounding=True)

@@ -15,13 +15,15 @@ from torch import Tensor
 from cprop.arithmetic import Number, squarable_or_zero
 from cprop.storage import load, store
 
-__all__ = ["GRAD", "PARAM", "Rule", "apply", "with_finite_grad", "write"]
+__all__ = ["GRAD", "MOVED", "PARAM", "Rule", "apply", "rounding_stochastically", "with_finite_grad", "write"]
 
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
 PARAM: Final = "param"
 """The name of the parameter itself in a rule's tensors."""
 GRAD: Final = "grad"
+MOVED: Final = "moved"
+"""The name of a parameter that is rounded stochastically if it is in bfloat16, like state."""
 
 
 def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
@@ -52,3 +54,13 @@ def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
         stored.copy_(updated)
     else:
         store(stored, updated, t)
+
+
+def rounding_stochastically(rule: Rule) -> Rule:
+    """The same rule, for a parameter under the name ``MOVED`` instead of ``PARAM``."""
+
+    def rounded(x: Mapping[str, Tensor], scalars: Any, flags: Any) -> dict[str, Tensor]:
+        updated = rule({**x, PARAM: x[MOVED]}, scalars, flags)
+        return {MOVED if name == PARAM else name: value for name, value in updated.items()}
+
+    return rounded

@@ -6,5 +6,7 @@
 :mod:`.figure`                   plot the scale over time per layer (needs matplotlib)
 :mod:`.lightning`                a callback for Lightning
 :mod:`.transformers`             a callback for Transformers' ``Trainer``
+:mod:`.timm`                     the native optimizers by name in timm
+:mod:`.torchtitan`               torchtitan's container of optimizers, with CProp's by name
 ===============================  ==============================================================
 """

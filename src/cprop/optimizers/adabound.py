@@ -72,6 +72,7 @@ class CPropAdaBound(AdamFamily):
         cprop_eps: :math:`\epsilon` of the standard error.
         cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
         cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
+        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
 
     Example:
         >>> import torch, cprop
@@ -108,6 +109,7 @@ class CPropAdaBound(AdamFamily):
         cprop_eps: float = 1e-8,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
+        cprop_stochastic_rounding: bool = False,
         **unknown: Never,
     ) -> None:
         super().__init__(params, {**arguments(locals()), "base_lr": None})

@@ -14,9 +14,9 @@ from cprop import checkpoint
 from cprop.arithmetic import Number
 from cprop.execution import Implementation, choose_implementation, prepare, run_all
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.optimizers.settings import check_lr
+from cprop.optimizers.settings import ROUNDING, check_lr
 from cprop.optimizers.state import count_up, foreign_state, name_measures, read_state
-from cprop.rules import GRAD, PARAM
+from cprop.rules import GRAD, MOVED, PARAM, rounding_stochastically
 from cprop.statistics import AVERAGES, EARLIER, MEAN, MEAN_SQUARE, STEP, StatisticsScalars
 
 __all__ = ["NativeOptimizer"]
@@ -24,6 +24,7 @@ __all__ = ["NativeOptimizer"]
 STATISTICS: Final = (STEP, EARLIER, *AVERAGES)
 COLUMNS: Final = (PARAM, GRAD), lambda p: (p, p.grad)
 """The tensors of a rule besides the state."""
+ROUNDED_COLUMNS: Final = (MOVED, GRAD), COLUMNS[1]
 
 
 class NativeOptimizer(ConformityOptimizer):
@@ -33,9 +34,16 @@ class NativeOptimizer(ConformityOptimizer):
     """
 
     rule: ClassVar[staticmethod[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]]
+    rounded_rule: ClassVar[staticmethod[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]]
+    """The rule with stochastic rounding of bfloat16 parameters."""
     counts_steps = True
     switched_state: ClassVar[tuple[str, ...]] = ()
     """State that a setting switches on and off. If switched off, existing state stays unchanged, as in torch."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "rule" in vars(cls):  # once per class, because kernels are cached by their rule
+            cls.rounded_rule = staticmethod(rounding_stochastically(cls.rule))
 
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any: ...
@@ -61,8 +69,9 @@ class NativeOptimizer(ConformityOptimizer):
         loss, moved = self._begin_step(closure)
         runs: list[Callable[[], None]] = []
         for group, params in moved:
-            (jobs,) = self._jobs(params, self.state, with_scalar_lr(group), COLUMNS)
-            runs += prepare(type(self).rule, jobs, self._flags(group), self._implementation(params, group))
+            rule, columns = (self.rounded_rule, ROUNDED_COLUMNS) if group[ROUNDING] else (self.rule, COLUMNS)
+            (jobs,) = self._jobs(params, self.state, with_scalar_lr(group), columns)
+            runs += prepare(rule, jobs, self._flags(group), self._implementation(params, group))
         for _, params in moved:
             count_up([self.state[p][counter] for p in params for counter in self._counters()])
         run_all(runs)

@@ -14,6 +14,7 @@ from cprop.statistics import PREFIX
 from cprop.storage import FORMATS
 
 __all__ = [
+    "ROUNDING",
     "Settings",
     "arguments",
     "check_betas",
@@ -87,7 +88,17 @@ def check_betas(betas: tuple[float, float]) -> None:
         require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must be in [0, 1)")
 
 
-COMMON: Final = {"maximize": False, "foreach": None, "fused": None, "capturable": False, **Settings()._asdict()}
+ROUNDING: Final = "cprop_stochastic_rounding"
+"""Whether a native optimizer rounds bfloat16 parameters stochastically; the wrapper always does."""
+
+COMMON: Final = {
+    "maximize": False,
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    **Settings()._asdict(),
+    ROUNDING: False,
+}
 """Settings that all native optimizers have, with their defaults."""
 
 

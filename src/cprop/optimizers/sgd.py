@@ -81,6 +81,7 @@ class CPropSGD(NativeOptimizer):
             gradients are below about 1e-6.
         cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
         cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
+        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
 
     Example:
         >>> import torch, cprop
@@ -115,6 +116,7 @@ class CPropSGD(NativeOptimizer):
         cprop_eps: float = 1e-8,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
+        cprop_stochastic_rounding: bool = False,
         **unknown: Never,
     ) -> None:
         super().__init__(params, arguments(locals()))

@@ -20,10 +20,10 @@ from cprop.arithmetic import divided
 from cprop.execution import Implementation, Job, choose_implementation, prepare, run_all
 from cprop.measures import Measure
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.optimizers.settings import Settings, settings_of
+from cprop.optimizers.settings import ROUNDING, Settings, settings_of
 from cprop.optimizers.state import count_up, name_measures, read_state
 from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
-from cprop.rules import GRAD
+from cprop.rules import GRAD, MOVED
 from cprop.statistics import (
     MEAN,
     MEAN_SQUARE,
@@ -36,9 +36,6 @@ from cprop.statistics import (
 
 __all__ = ["CProp"]
 
-MOVED: Final = "moved"
-"""The parameter after the inner optimizer's step. Under this name a bfloat16 parameter is rounded stochastically, like
-state: rounding to nearest would turn half of a one-unit update into all or nothing."""
 SNAPSHOT: Final = "snapshot"
 """The parameter before the inner optimizer's step."""
 
@@ -69,7 +66,8 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
     .. math::
         \theta_t = \theta_{t-1} + \hat s_t (\theta'_t - \theta_{t-1})
 
-    ``lerp`` is exact at scale one; the sum as written is not.
+    ``lerp`` is exact at scale one; the sum as written is not. A bfloat16 parameter is rounded stochastically: rounding
+    to nearest would turn half of a one-unit update into all or nothing.
     """
     return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], divided(scale_from(x, h, flags.measure)))}
 
@@ -141,6 +139,8 @@ class CProp(ConformityOptimizer):
         refuse_unsuitable(optimizer)
         for name in misnamed:
             instead = f"write {name.removeprefix(PREFIX)}" if name.startswith(PREFIX) else "it is not a CProp setting"
+            if PREFIX + name.removeprefix(PREFIX) == ROUNDING:
+                instead = "leave it out, the wrapper always rounds bfloat16 parameters stochastically"
             raise TypeError(f"CProp got an unexpected keyword argument {name!r}: {instead}")
         settings = {
             **Settings(beta, c, eps, measure, state_dtype).check()._asdict(),
@@ -384,6 +384,15 @@ def writable_gradient(p: Tensor) -> Tensor:
     return g
 
 
+def joint_signature(optimizer_class: type[Optimizer], around: Callable[..., None]) -> inspect.Signature:
+    """An optimizer's arguments and CProp's, for tools that read which arguments a class takes, such as LightningCLI."""
+    inner, own = (inspect.signature(function).parameters for function in (optimizer_class.__init__, around))
+    rest = [p for p in inner.values() if p.kind is p.VAR_KEYWORD]
+    named = [p for p in inner.values() if p.kind is not p.VAR_KEYWORD]
+    added = [p for name, p in own.items() if name.startswith(PREFIX) and name not in inner]
+    return inspect.Signature([*named, *added, *rest])
+
+
 class _Around(type):
     """Metaclass of the classes that :meth:`CProp.around` returns, which makes them picklable."""
 
@@ -422,6 +431,7 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
             fused=cprop_fused,
         )
 
+    __init__.__signature__ = joint_signature(optimizer_class, __init__)  # type: ignore[attr-defined]
     name = f"CPropAround{optimizer_class.__name__}"
     around: Any = _Around(
         name,
