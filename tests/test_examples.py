@@ -85,6 +85,15 @@ def test_lightning_resumes_to_the_bit(tmp_path):
     assert "cprop/network.0/noise_scale" in metrics.read_text()
 
 
+def test_optimizer_in_backward_saves_the_memory_of_the_gradients():
+    printed = python("examples/optimizer_in_backward.py", (), ("--after",))
+    line = r"loss ([\d.]+), gradients at once ([\d.]+) MiB, weights ([\d.]+) MiB"
+    (loss, in_backward, _), (same, after, weights) = re.findall(line, printed)
+    assert loss == same
+    assert after == weights
+    assert float(in_backward) < 0.03 * float(weights)  # one layer of 49
+
+
 def test_accelerate_and_its_resumption(tmp_path):
     folder = tmp_path / "state"
     first, _, second = python("examples/accelerate_loop.py", (folder,), (folder,)).partition(f"resumed from {folder}")

@@ -1,0 +1,1 @@
+"""A submission to AlgoPerf, which imports it as a package."""
