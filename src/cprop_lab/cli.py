@@ -84,8 +84,9 @@ Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's ste
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Print our own errors as one sentence, without a traceback; Ctrl-C is not an error."""
-    from cprop_lab.engine import SweepInterruptedError
+    from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 
+    codes: dict[type[Exception], int] = {RunsFailedError: 3, ResultsLostError: 4}  # see docs/lab.md
     try:
         yield
     except SweepInterruptedError:
@@ -95,7 +96,7 @@ def plain_errors() -> Iterator[None]:
         if os.environ.get("CPROP_LAB_DEBUG"):
             raise
         console.print(f"Error: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+        raise typer.Exit(codes.get(type(error), 1)) from None
 
 
 def _use(data: Path | None) -> None:
@@ -298,7 +299,9 @@ def compare(
             help="Your task as module:Class, importable from this folder (see docs/own-task.md), or a workload."
         ),
     ],
-    optimizers: Annotated[str, typer.Option(help="Optimizers to compare, separated by commas.")] = "sgd,adam",
+    optimizers: Annotated[
+        str, typer.Option(help="Optimizers to compare, separated by commas; docs/lab.md lists them.")
+    ] = "sgd,adam",
     iterations: Annotated[int, typer.Option(min=10, help="Iterations of the runs that are compared.")] = 5_000,
     selection_iterations: Annotated[
         int, typer.Option(min=1, help="Iterations of the runs that select a learning rate; at most --iterations.")
@@ -323,6 +326,7 @@ def compare(
     from cprop_lab.experiments import comparison
     from cprop_lab.output.drawing import save
     from cprop_lab.output.figures import curves
+    from cprop_lab.output.tables import final_values
     from cprop_lab.run.evaluation import METRICS
     from cprop_lab.run.specification import Specification
     from cprop_lab.store import measured
@@ -350,6 +354,9 @@ def compare(
                 f"Learning rate of {base}: {selection.lr:g} (training loss by learning rate: {tried})", highlight=False
             )
         _print_verdicts(found.pairs, tables=True)
+        if len(bases) > len(found.pairs):
+            console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
+            console.print(final_values(found.runs))
         console.print(f"\nFigure: {out}", highlight=False, soft_wrap=True)
 
 

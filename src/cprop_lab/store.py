@@ -208,6 +208,13 @@ class Store:
         self._open_packs()
         return loose.union(self._pack_of)
 
+    def has(self, name: str) -> bool:
+        """Whether a run is finished: one look at its file, and only without one at the packed experiments."""
+        if self._files.get_file_info(self._path(f"runs/{name}.json")).type == fs.FileType.File:
+            return True
+        self._open_packs()
+        return name in self._pack_of
+
     def write(
         self, specification: Specification, status: Status, rows: Sequence[Evaluation], provenance: Mapping[str, Any]
     ) -> None:
@@ -331,11 +338,6 @@ class Store:
             self._delete(f"runs/{run}.json")
             self._delete(f"runs/{run}.parquet")
         return {name: len(runs) for name, runs in members.items()}
-
-    def remove_folder(self, name: str) -> None:
-        """Drop a folder that is not the store's own."""
-        if self._files.get_file_info(self._path(name)).type == fs.FileType.Directory:
-            self._files.delete_dir(self._path(name))
 
     def local(self, folder: str) -> Path | None:
         """A folder of the store, if it lies on this machine."""

@@ -80,9 +80,9 @@ def command(process):
 
 
 def trial_processes(driver):
-    """The processes of Ray below a driver that run a trial: Ray names them after the actor's class."""
+    """The processes of Ray below a driver that execute a run: Ray names them after the task's function."""
     names = {process: command(process) for process in below(driver)}
-    return [process for process, name in names.items() if name.startswith("ray::") and "ImplicitFunc" in name]
+    return [process for process, name in names.items() if name.startswith("ray::") and "work" in name]
 
 
 def wait_for(condition, seconds, driver):
@@ -105,7 +105,7 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
         # glibc reads its settings when a process starts: later ones would do nothing.
         assert b"MALLOC_MMAP_THRESHOLD_=" in Path(f"/proc/{victim}/environ").read_bytes()
         os.kill(victim, signal.SIGKILL)
-        # Tune starts it again, and it goes on: wait for a sign of that before the next blow.
+        # It is started again, and it goes on: wait for a sign of that before the next blow.
         wait_for(lambda: victim not in (alive := trial_processes(driver.pid)) and alive, 300, driver)
         finished = Store(tmp_path).finished()
         os.kill(driver.pid, signal.SIGKILL)
@@ -185,3 +185,10 @@ def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):
         match=r"Ray is not installed .*: run pip install '\.\[lab\]' in a checkout, or give --executor process",
     ):
         Engine(Store(tmp_path)).run([QUICK])
+
+
+@pytest.mark.parametrize(("cpus", "gpus"), [(10_000, 0), (1, 1000.0)])
+def test_resources_that_cannot_be_had_are_named_before_ray_is_started(tmp_path, cpus, gpus):
+    asks = f"a run asks for {cpus} CPU cores and {gpus:g} GPUs"
+    with pytest.raises(ValueError, match=rf"{asks}, and no machine has more than \d+ and \d+: lower --cpus or --gpus"):
+        Engine(Store(tmp_path), cpus=cpus, gpus=gpus).run([QUICK])

@@ -7,3 +7,7 @@ class SweepInterruptedError(Exception):
 
 class RunsFailedError(RuntimeError):
     """Some runs failed for good; the others are finished."""
+
+
+class ResultsLostError(RuntimeError):
+    """Runs ended, and their results are nowhere to be found."""

@@ -1,7 +1,7 @@
-"""Many runs: on Ray Tune, on this machine or a cluster, or one after the other in this process.
+"""Many runs: on Ray, on this machine or a cluster, or one after the other in this process.
 
-A run keeps its checkpoint in the store, under its run id. So whatever is killed (a trial, the driver, the cluster), the
-same command resumes it, and one sweep can finish a run that another began. Tune does the rest: scheduling and retries.
+A run keeps its checkpoint in the store, under its run id. So whatever is killed (a run, the driver, the cluster), the
+same command resumes it, and one sweep can finish a run that another began.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import logging
 import os
 import secrets
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
-from uuid import uuid4
 
 import torch
 
 from cprop_lab import workloads
-from cprop_lab.engine import RunsFailedError, SweepInterruptedError
+from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 from cprop_lab.engine.check import check, trimmed
 from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import CHECKPOINT_SECONDS, train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
@@ -38,9 +36,8 @@ __all__ = ["Engine"]
 # each time, and a CPU spends a tenth of a large network's training on faulting them in page by page.
 ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
 
-# Read by Ray when it is imported: no calls home, no tables of Tune's beside ours, and a trial stays in the folder where
-# it was started.
-TUNE: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AIR_NEW_OUTPUT": "0", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
+# Read by Ray when it is imported: no calls home.
+RAY: Final = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def alone() -> dict[str, str]:
@@ -80,6 +77,7 @@ class Engine:
         progress: notified of how far it is.
 
     Example:
+        >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     Engine(Store(folder), executor="process").run([])
         []
@@ -103,6 +101,7 @@ class Engine:
             SweepInterruptedError: if the user stopped it.
             TaskError: if a task would fail in its first step; raised before anything is started.
             RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
+            ResultsLostError: if runs ended and left no results, as on storage that machines do not share.
         """
         wanted = self.by_id(specifications)
         finished = self.store.finished()
@@ -151,52 +150,33 @@ class Engine:
             torch.set_num_threads(threads)
 
     def _on_ray(self, missing: Mapping[str, Specification]) -> None:
-        for name, value in (TUNE if self.address else TUNE | alone()).items():
+        for name, value in (RAY if self.address else RAY | alone()).items():
             os.environ.setdefault(name, value)
+        if self.address is None:
+            room({"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}, self.cpus, self.gpus)
         self.progress.waiting("starting Ray" if self.address is None else f"connecting to Ray at {self.address}")
         try:
             import ray
-            from ray import tune
         except ImportError as error:
             raise ImportError(
                 f"Ray is not installed ({error}): run pip install '.[lab]' in a checkout, or give --executor process"
             ) from error
-        from cprop_lab.engine.trial import Watch, trial
+        from cprop_lab.engine.pool import Pool
 
         if not ray.is_initialized():
             self._start(ray)
         self.progress.waiting()
         sources = workloads.sources(run.workload for run in missing.values())
-        resources = {"cpu": self.cpus, "gpu": self.gpus}
-        watch = Watch(self.progress)
-        runs = dict(missing)
-        for again in range(self.retries + 1):
-            if again:
-                # Tune does not retry a run whose process was killed between another run and this one.
-                lost = watch.lost()
-                runs = {name: run for name, run in runs.items() if run in lost}
-            if not runs:
-                break
-            with self._notes() as notes:
-                tune.Tuner(
-                    tune.with_resources(tune.with_parameters(trial, sources=sources), resources),
-                    param_space={
-                        "run": tune.grid_search([(name, run.to_json()) for name, run in runs.items()]),
-                        "store": self.store.address,
-                        "checkpoint_seconds": self.checkpoint_seconds,
-                        "cpus": self.cpus,
-                    },
-                    # A process that has imported torch and mapped the data takes the next run.
-                    tune_config=tune.TuneConfig(reuse_actors=True),
-                    run_config=tune.RunConfig(
-                        storage_path=notes,
-                        failure_config=tune.FailureConfig(max_failures=self.retries),
-                        callbacks=[watch],
-                        verbose=0,
-                    ),
-                ).fit()
-        if set(missing) - self.store.finished():
-            raise _failed(watch.errors, missing) if watch.errors else SweepInterruptedError
+        pool = Pool(
+            self.store.address, sources, self.cpus, self.gpus, self.retries, self.checkpoint_seconds, self.progress
+        )
+        if errors := pool.run(missing):
+            raise _failed(errors, missing)
+        if lacking := len(set(missing) - self.store.finished()):
+            raise ResultsLostError(
+                f"{lacking} of {len(missing)} runs ended, and their results are not in {self.store.address}: give "
+                "--storage a folder that all machines share, or an address such as s3://bucket/path"
+            )
 
     def _start(self, ray: Any) -> None:
         """Start Ray, or connect to the cluster; it stays for the next set of runs, since a search has several."""
@@ -213,17 +193,3 @@ class Engine:
         """Stop Ray, or disconnect from the cluster; this happens at the latest when Python exits."""
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()
-
-    @contextmanager
-    def _notes(self) -> Iterator[str]:
-        """Where Tune keeps its own state of a sweep: pickles, which we do not use."""
-        if self.address is None:
-            with tempfile.TemporaryDirectory() as folder:
-                yield folder
-            return
-        # On a cluster every node must see them.
-        name = f"ray-{uuid4().hex}"
-        try:
-            yield f"{self.store.address}/{name}"
-        finally:
-            self.store.remove_folder(name)

@@ -38,7 +38,7 @@ def train(
         How the run ended.
     """
     name = run_id(specification)
-    if name in store.finished():
+    if store.has(name):
         return store.read(name).status
     with arithmetic():
         training = resume(specification, store, name)

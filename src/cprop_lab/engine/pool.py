@@ -1,0 +1,176 @@
+"""Runs as Ray tasks: never more of them with Ray than the cluster can hold twice, however many are to be run.
+
+Ray places the tasks and says which were lost with their process or node; the store holds their results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.resources import room
+from cprop_lab.engine.train import train
+from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
+from cprop_lab.workloads.source import Module, adopt, told
+
+__all__ = ["Pool", "work"]
+
+Sources = dict[str, dict[str, Module]]
+
+SHOWN: Final = ("step", "train_loss", "seconds")
+"""Of an evaluation, for the live table; curves go to the store."""
+EVERY: Final = 1.0
+"""Seconds between two rows that a run sends, and between two looks at those that came."""
+
+
+class Mailbox:
+    """An actor that holds the newest row of every run until the driver asks for them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Evaluation] = {}
+
+    def put(self, name: str, row: Evaluation) -> None:
+        """Replace a run's row."""
+        self.rows[name] = row
+
+    def empty(self) -> dict[str, Evaluation]:
+        """What came since the last time."""
+        rows, self.rows = self.rows, {}
+        return rows
+
+
+def work(
+    name: str, text: str, sources: Sources, address: str, checkpoint_seconds: float, threads: int, mailbox: Any = None
+) -> str:
+    """Train what the driver asks for, with the driver's code, in a process that Ray may reuse for the next run.
+
+    Returns:
+        An error to be told, if the run raised an exception: it would raise it again, so it is not retried.
+    """
+    torch.set_num_threads(threads)
+    sent = 0.0
+
+    def send(row: Evaluation) -> None:
+        nonlocal sent
+        if mailbox is not None and time.monotonic() - sent >= EVERY:
+            sent = time.monotonic()
+            mailbox.put.remote(name, {key: row[key] for key in SHOWN})
+
+    try:
+        specification = Specification.from_json(text)
+        adopt(sources)
+        if (here := run_id(specification)) != name:
+            raise RuntimeError(
+                f"run {name} would be run {here} on this node, which has another version of cprop-lab than the driver: "
+                "install the same on all"
+            )
+        train(specification, Store(address), send, checkpoint_seconds)
+    except Exception as error:
+        return told(error)
+    return ""
+
+
+@dataclass
+class Pool:
+    """Runs what it is given on Ray, which must be initialised.
+
+    Args:
+        store: the address of the store.
+        sources: the code of users' own tasks.
+        cpus: per run.
+        gpus: per run.
+        retries: how often a run whose process or node is lost is started again.
+        checkpoint_seconds: how much work a loss may cost.
+        progress: notified of how far it is.
+    """
+
+    store: str
+    sources: Sources
+    cpus: int = 1
+    gpus: float = 0
+    retries: int = 3
+    checkpoint_seconds: float = 30.0
+    progress: Progress = field(default_factory=Progress)
+
+    def slots(self) -> int:
+        """How many runs the cluster can execute at once.
+
+        Raises:
+            ValueError: if not even one.
+        """
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        asked = {kind: amount for kind, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
+        # A run does not stretch over two machines.
+        fits = sum(min(int(node.get(kind, 0.0) / amount) for kind, amount in asked.items()) for node in nodes)
+        if not fits:
+            room({kind: max((n.get(kind, 0.0) for n in nodes), default=0.0) for kind in asked}, self.cpus, self.gpus)
+        return max(1, fits)
+
+    def run(self, runs: Mapping[str, Specification]) -> dict[Specification, str]:
+        """Execute runs, by their id, and return the errors of those that failed for good."""
+        slots = self.slots()
+        mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
+        # A process that has imported torch and mapped the data takes the next run, on a GPU too.
+        task: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, max_calls=0)(work)
+        sources = ray.put(self.sources)
+        waiting = deque(runs)
+        lost: dict[str, int] = {}
+        flying: dict[Any, str] = {}
+        errors: dict[Specification, str] = {}
+        said: set[str] = set()
+        looked = time.monotonic()
+
+        def failed(name: str, error: str) -> None:
+            line = error.splitlines()[-1]
+            if line not in said:  # once, however many runs it ends
+                said.add(line)
+                self.progress.failed(runs[name], line)
+
+        try:
+            while waiting or flying:
+                while waiting and len(flying) < 2 * slots:
+                    name = waiting.popleft()
+                    arguments = (name, runs[name].to_json(), sources, self.store, self.checkpoint_seconds, self.cpus)
+                    flying[task.remote(*arguments, mailbox)] = name
+                done, _ = ray.wait(list(flying), num_returns=1, timeout=EVERY)
+                for one in done:
+                    name = flying.pop(one)
+                    try:
+                        error = ray.get(one)
+                    except RayError as killed:
+                        line = str(killed).strip().splitlines()[0]
+                        failed(name, line)
+                        lost[name] = lost.get(name, 0) + 1
+                        if lost[name] <= self.retries:
+                            waiting.appendleft(name)
+                        else:
+                            errors[runs[name]] = line
+                        continue
+                    if error:
+                        errors[runs[name]] = error
+                        failed(name, error)
+                    else:
+                        self.progress.ended(runs[name])
+                if time.monotonic() - looked >= EVERY:
+                    looked = time.monotonic()
+                    slots = self.slots()  # a cluster grows and shrinks
+                    under_way = set(flying.values())
+                    for name, row in ray.get(mailbox.empty.remote()).items():
+                        if name in under_way:
+                            self.progress.evaluated(runs[name], row)
+        finally:
+            for one in flying:  # the user stopped it
+                ray.cancel(one, force=True)
+            ray.kill(mailbox)
+        return errors
