@@ -21,7 +21,11 @@ from cprop_lab.run.cost import Cost
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("index", "step", "scale", "lab", "cluster", "diagnostics")),
-    *(page for page in sorted((ROOT / "docs" / "results").glob("*.md")) if page.stem != "when-to-use"),
+    *(
+        page
+        for page in sorted((ROOT / "docs" / "results").glob("*.md"))
+        if page.stem not in ("when-to-use", "scoreboard-rules")
+    ),
 )
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 
@@ -296,7 +300,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cell states": cell_states,
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
-    "scoreboard head": lambda: pages.head(experiment("scoreboard-fmnist-fc"), 10),
+    "scoreboard head": lambda: pages.head(experiment("scoreboard-1-fmnist-fc"), 10),
 }
 
 

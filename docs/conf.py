@@ -52,7 +52,8 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say what an argument is; signatures show names and defaults
-autodoc_mock_imports = ["lightning", "transformers"]  # two callbacks derive from them, and importing takes long
+# Two callbacks and a container derive from them, and importing takes long.
+autodoc_mock_imports = ["lightning", "timm", "torchtitan", "transformers"]
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 80

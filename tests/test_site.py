@@ -56,7 +56,7 @@ def test_what_the_paper_says_is_labelled_as_its_claim():
         assert quote.startswith("> **The paper's claim:** \""), quote
 
 
-WITH_CODE = ("index", "migration", "settings", "how-it-works", "diagnostics", "internals", "related")
+WITH_CODE = ("index", "migration", "trainers", "settings", "how-it-works", "diagnostics", "internals", "related")
 
 
 def test_no_new_page_with_code_is_forgotten():

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from test_learning_rate import Phases
 
-from cprop_lab import workloads
 from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant
 from cprop_lab.experiments.presets import Length
-from cprop_lab.experiments.rates import rate
+from cprop_lab.experiments.rates import PAPER, rate
 from cprop_lab.output.figures import draw
 from cprop_lab.run.identity import resolve
 from cprop_lab.run.names import parse
@@ -23,10 +22,21 @@ NAMES = [
 
 
 def test_all_are_there():
-    selections = [f"lr-selection-{workload}" for workload in workloads.WORKLOADS]
-    scoreboards = ["scoreboard-fmnist-fc", "scoreboard-fmnist-cnn", "scoreboard-ptb-lstm"]
+    selections = [f"lr-selection-{workload}" for workload in PAPER]
+    boards = ("fmnist-fc", "fmnist-cnn", "ptb-lstm-small", "ptb-transformer", "ptb-transformer-batch-4")
+    scoreboards = [f"scoreboard-{board}" for board in (*boards, "ptb-gpt", "ptb-gpt-batch-4")]
     beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards]
+    candidates = [f"candidates-{workload}" for workload in ("fmnist-fc", "fmnist-cnn", "ptb-gpt")]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *candidates]
+
+
+def test_candidates_have_seeds_that_no_scoreboard_uses():
+    seeds = {
+        name: {s.seed for s in experiment.specifications(PRESETS["reduced"], {})}
+        for name, experiment in EXPERIMENTS.items()
+    }
+    assert seeds["candidates-fmnist-fc"] == {100, 101, 102}
+    assert all(max(own) < 10 for name, own in seeds.items() if not name.startswith("candidates-"))
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -35,7 +45,12 @@ def test_every_run_of_every_experiment_can_be_specified(experiment, preset):
     specifications = experiment.specifications(preset, {})
     for specification in specifications:
         resolve(specification)  # knows its optimizer's settings
-    assert len(set(specifications)) == len(specifications)
+    # A row's own rate is not known before it is selected.
+    alike = [
+        (v.optimizer, tuple(v.settings.items()), v.options.get("dropout"), v.batch_size, v.workload, v.places)
+        for v in experiment.variants
+    ]
+    assert len(set(specifications)) == len(set(alike)) * preset.seeds
     assert {s.iterations // s.evaluate_every for s in specifications} <= set(range(1, 121))
 
 
@@ -68,10 +83,10 @@ def test_smaller_rates_are_places_of_the_grid_below_the_selected_one():
 
 
 def test_cprop_has_the_learning_rate_of_its_optimizer():
-    """Learning rates are tuned for the plain optimizers alone (section 3)."""
+    """Learning rates are tuned for the plain optimizers alone (section 3), but for a scoreboard's rows that say so."""
     for experiment in EXPERIMENTS.values():
         for variant in experiment.variants:
-            assert not parse(variant.setting().optimizer).cprop
+            assert parse(variant.setting().optimizer).cprop == variant.own_rate
             assert variant.setting().guess() == variant.guess()
 
 

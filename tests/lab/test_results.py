@@ -107,7 +107,7 @@ def unpack(path, store):
 
 def test_a_packed_experiment_is_the_loose_one(tmp_path):
     """A real one, with runs that diverged, that have no scale, and that selected learning rates."""
-    name = "scoreboard-ptb-lstm-reduced"
+    name = "scoreboard-1-ptb-lstm-reduced"
     unpack(EVIDENCE / "experiments" / f"{name}.parquet", tmp_path)
     texts = {path.stem: path.read_text() for path in tmp_path.rglob("*.json")}
     store = Store(tmp_path)

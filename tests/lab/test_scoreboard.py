@@ -1,7 +1,6 @@
 """The scoreboard puts optimizers in order as its rules say, and the rules say what is run."""
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,17 +9,22 @@ from test_experiments import SMALL
 from test_figures import specification, write
 from test_learning_rate import Phases
 
+from cprop_lab import workloads
 from cprop_lab.analysis import scoreboard
 from cprop_lab.analysis.curves import seconds_per_step
+from cprop_lab.analysis.groups import by_seed, names
 from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.experiments import scoreboard as protocol
 from cprop_lab.output import figures, tables
 from cprop_lab.output.drawing import to_svg
 from cprop_lab.output.page import write as write_page
+from cprop_lab.run.names import parse
 from cprop_lab.store import Store
 
-RULES = (Path(__file__).parents[2] / "docs" / "results" / "scoreboard.md").read_text()
+RULES = (Path(__file__).parents[2] / "docs" / "results" / "scoreboard-rules.md").read_text()
+
+TARGETS = ("adam", "adamw+cosine")
 
 # Losses at 0, 100, 200, 300 and 400 of 400 iterations. Targets are means of the last three.
 ADAM = [4.0, 1.0, 1.0, 1.0, 1.0]
@@ -45,7 +49,8 @@ def keep(store, losses, step_seconds):
         write(store, protocol.timing(specification(name), 20), [3.0] * 5, step_seconds=seconds)
         for name, seconds in step_seconds.items()
     ]
-    return store.runs(runs), store.runs(timings)
+    rows = by_seed(store.runs(runs))
+    return {names(rows)[group]: own for group, own in rows.items()}, TARGETS, store.runs(timings)
 
 
 @pytest.fixture
@@ -75,14 +80,52 @@ def test_scores_are_parts_of_the_run_and_of_adams_time(entries):
 
 
 def test_a_run_that_diverged_has_reached_nothing_and_sets_no_target(store):
-    """Rule 9, and for Adam itself."""
+    """Rule 13, and for the baseline itself."""
     losses = {"adam": [ADAM], "adamw+cosine": [COSINE], "sgd": [FAST]}
-    runs, timings = keep(store, losses, {"adam": 0.01})
-    blown = [replace(run, status="diverged") if run.specification.optimizer == "sgd" else run for run in runs]
-    (row,) = (entry for entry in scoreboard.score(blown, timings) if entry.name == "SGD")
+    rows, targets, timings = keep(store, losses, {"adam": 0.01})
+    blown = {**rows, "SGD": [replace(run, status="diverged") for run in rows["SGD"]]}
+    (row,) = (entry for entry in scoreboard.score(blown, targets, timings) if entry.name == "SGD")
     assert row.iterations == [[math.inf], [math.inf]]
-    blown = [replace(run, status="diverged") if run.specification.optimizer == "adam" else run for run in runs]
-    assert all(entry.iterations[0] == [math.inf] for entry in scoreboard.score(blown, timings))
+    blown = {**rows, "Adam": [replace(run, status="diverged") for run in rows["Adam"]]}
+    assert all(entry.iterations[0] == [math.inf] for entry in scoreboard.score(blown, targets, timings))
+
+
+def test_a_seed_without_a_target_is_left_out(store):
+    rows, targets, timings = keep(store, {"adam": [ADAM], "adamw+cosine": [COSINE], "sgd": [FAST, SLOW]}, {})
+    (row,) = (entry for entry in scoreboard.score(rows, targets, timings) if entry.name == "SGD")
+    assert [len(parts) for parts in row.iterations] == [1, 1]
+    assert len(row.end()) == 2
+
+
+def test_the_shorter_horizon_is_a_run_of_its_own_or_the_beginning_of_the_long_one(store):
+    rows, targets, timings = keep(store, {"adam": [ADAM], "adamw+cosine": [COSINE]}, {})
+    short = {"AdamW, cosine": [write(store, specification("adamw+cosine").replace(iterations=200), [4.0, 0.7, 0.4])]}
+    short = {name: store.runs(ids) for name, ids in short.items()}
+    entries = {entry.name: entry for entry in scoreboard.score(rows, targets, timings, short)}
+    assert entries["Adam"].early(2) == [pytest.approx(2.0)]  # the mean of 4, 1 and 1
+    assert entries["AdamW, cosine"].early(2) == [pytest.approx(5.1 / 3)]
+
+
+def test_rows_that_three_seeds_cannot_tell_apart_get_more(store):
+    def flat(*losses):
+        return [[4.0, *[loss] * 4] for loss in losses]
+
+    losses = {"adam": flat(1.0, 1.1, 1.2), "cprop-adam": flat(0.95, 1.15, 1.1)}  # by less than a deviation
+    losses |= {"sgd": flat(3.0, 3.1, 3.2), "cprop-sgd": flat(2.0, 2.1, 2.2)}
+    rows, _, _ = keep(store, losses, {})
+    pairs = [("Adam", "CProp(Adam)"), ("SGD", "CProp(SGD)"), ("SGD", "not run")]
+    assert scoreboard.undecided(rows, pairs) == {"Adam", "CProp(Adam)"}
+    assert not scoreboard.difference(rows["CProp(Adam)"], rows["Adam"]).counts
+    found = scoreboard.difference(rows["CProp(SGD)"], rows["SGD"])
+    assert found.counts
+    assert found.mean == pytest.approx(1.0)
+
+
+def test_the_profile_is_a_multiple_of_the_fastest(entries):
+    found = scoreboard.profile([entries, entries], target=1)
+    assert found["CProp(Adam)"] == [1.0, 1.0]
+    assert found["AdamW, cosine"][0] > 1
+    assert found["SGD"] == [math.inf, math.inf]
 
 
 def test_the_order_is_that_of_the_scores(entries):
@@ -95,7 +138,7 @@ def test_the_table_says_who_did_not_get_there(entries):
     heads, rows = table.headings, table.rows
     assert all(len(row) == len(heads) for row in rows)
     cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
-    target = f"iterations {scoreboard.TARGETS[0].title}"
+    target = "iterations to Adam's final loss"
     assert cells["SGD"][target] == "not reached"
     assert cells["CProp(SGD)"][target] == "reached by 1 of 2"
     assert cells["Adam"]["final test accuracy"] == "80 %"
@@ -111,33 +154,44 @@ def test_the_figure_has_a_row_an_optimizer(entries):
     assert to_svg(figure).startswith("<svg")
 
 
-def test_without_adam_there_is_no_target(store):
-    runs, timings = keep(store, {"sgd": [SLOW]}, {"sgd": 0.01})
-    with pytest.raises(ValueError, match="no run of adam is finished, whose final training loss is"):
-        scoreboard.score(runs, timings)
+def test_without_its_optimizer_there_is_no_target(store):
+    with pytest.raises(ValueError, match=r"no run of adam is finished, whose final training loss is .*: include it"):
+        scoreboard.score(*keep(store, {"sgd": [SLOW]}, {"sgd": 0.01}))
 
 
 def test_seconds_of_a_step_are_not_moved_by_a_disturbance(store):
-    (run,), _ = keep(store, {"adam": [ADAM]}, {})
+    rows, _, _ = keep(store, {"adam": [ADAM]}, {})
+    (run,) = rows["Adam"]
     assert seconds_per_step(run) == pytest.approx(0.01)
 
 
 @pytest.mark.slow
-def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
-    engine = Engine(Store(tmp_path), executor="process")
-    chosen = EXPERIMENTS["scoreboard-fmnist-fc"].only(["adam", "adamw", "adamw+cosine"])
+def test_a_scoreboard_is_tuned_run_and_shown(tmp_path, data_root):
+    engine = Engine(Store(tmp_path), executor="process", eager=True)
+    chosen = EXPERIMENTS["scoreboard-fmnist-fc"].only(["adamw", "adamw+cosine", "sgd"])
     told = Phases()
-    about = chosen.run(SMALL, engine.run, select=False, progress=told)
+    about = chosen.run(replace(SMALL, seeds=3), engine.run, select=True, progress=told)
     runs, timings = engine.store.runs(about["runs"]), engine.store.runs(about["timings"])
-    assert len(timings) / protocol.TIMINGS == len(chosen.variants) == len(runs) / SMALL.seeds
-    assert told == [("running the experiment", sum(r.specification.iterations for r in timings)), ("timing steps", 0)]
-    decays = {run.specification.optimizer: run.specification.settings.get("weight_decay") for run in runs}
-    assert decays["cprop-adamw"] == 0.01
-    assert not decays["adam"]
-    assert {entry.name for entry in scoreboard.scores(about, runs, timings)} == {
-        *("Adam", "CProp(Adam)", "Adam, averaged", "CProp(Adam), averaged"),
-        *("AdamW", "CProp(AdamW)", "AdamW, cosine", "CProp(AdamW), cosine"),
+    assert [phase for phase, _ in told if "learning rates" not in phase] == [
+        "selecting weight decay",
+        "running the experiment",
+        "more seeds for rows that are close to each other",
+        "shorter runs of rows that know when they end",
+        "timing steps",
+    ]
+    entries = {entry.name: entry for entry in scoreboard.scores(about, runs, timings)}
+    assert set(entries) == {
+        *("SGD", "CProp(SGD)", "AdamW", "CProp(AdamW)", "CProp(AdamW), own rate"),
+        *("AdamW, averaged", "CProp(AdamW), averaged", "AdamW, cosine", "CProp(AdamW), cosine"),
     }
+    inherits = entries["CProp(AdamW)"].specification
+    assert inherits.lr == entries["AdamW"].specification.lr
+    assert inherits.settings["weight_decay"] == entries["AdamW"].specification.settings["weight_decay"]
+    assert set(about["short"]) == {"AdamW, cosine", "CProp(AdamW), cosine"}
+    (length,) = {run.specification.iterations for run in entries["AdamW, cosine"].short}
+    assert length == entries["AdamW"].specification.iterations // protocol.HORIZON
+    selecting = {run.specification.seed for run in engine.store.runs()} - {run.specification.seed for run in runs}
+    assert selecting == set(protocol.SELECTION_SEEDS)
     assert scoreboard.scores(about, runs[1:], timings) == []
     engine.store.write_experiment("scoreboard", {**about, "command": "cprop-lab run scoreboard-fmnist-fc"})
     write_page(engine.store, tmp_path / "page.html")
@@ -145,21 +199,30 @@ def test_a_scoreboard_is_run_and_shown(tmp_path, data_root):
 
 
 def test_averaged_weights_take_the_learning_rate_of_what_they_average():
-    by_row = {variant.optimizer: variant for variant in EXPERIMENTS["scoreboard-fmnist-fc"].variants}
-    assert by_row["cprop-adam+ema"].setting() == by_row["adam"].setting()
-    assert by_row["cprop-adamw+cosine"].setting() == by_row["adamw+cosine"].setting() != by_row["adamw"].setting()
-    assert by_row["cprop-adamw"].setting() == by_row["adamw"].setting() != by_row["adam"].setting()
+    variants = EXPERIMENTS["scoreboard-fmnist-fc"].variants
+    by_row = {(variant.optimizer, variant.own_rate): variant.setting() for variant in variants}
+    assert by_row["cprop-adamw+average", False] == by_row["adamw", False] == by_row["cprop-adamw", False]
+    assert by_row["cprop-adamw+cosine", False] == by_row["adamw+cosine", False] != by_row["adamw", False]
+    assert by_row["cprop-adamw", True].optimizer == "cprop-adamw"
 
 
 def test_the_rules_say_what_is_run():
     lengths = PRESETS["reduced"].lengths
     sentence = " ".join(RULES.split())
-    for workload, seeds in (("fmnist-fc", "three seeds"), ("fmnist-cnn", "three seeds"), ("ptb-lstm", "one seed")):
-        assert f"({lengths[workload].iterations:,} iterations, {seeds}" in sentence
-        assert f"scoreboard-{workload}" in EXPERIMENTS
-    assert f"({lengths['fmnist-fc'].selection:,} iterations; {lengths['ptb-lstm'].selection} on Penn" in sentence
-    assert lengths["ptb-lstm"].precision == "bfloat16"
-    assert lengths["fmnist-fc"].selection == lengths["fmnist-cnn"].selection
-    assert f"Weight decay is {protocol.WEIGHT_DECAY} for AdamW" in sentence
-    for title in ("Schedule-Free AdamW", "Cautious AdamW", "Prodigy", "Lion", "AdaBelief"):
-        assert re.search(title, sentence)
+    for workload in ("fmnist-fc", "fmnist-cnn", "ptb-lstm-small", "ptb-transformer", "ptb-gpt"):
+        length = lengths[workload]
+        assert f"{length.iterations:,}" in sentence
+        assert length.precision == "float32"
+        assert length.selection >= length.iterations / 4
+        (experiment,) = (e for e in EXPERIMENTS.values() if e.name == f"scoreboard-{workload}")
+        assert {variant.optimizer for variant in experiment.variants} == set(protocol.OPTIMIZERS)
+    assert PRESETS["reduced"].seeds == protocol.FEWEST_SEEDS == 3
+    decays = [f"{decay:g}" for decay in protocol.WEIGHT_DECAYS]
+    assert f"weight decays of {decays[0]}, {decays[1]} and {decays[2]}" in sentence
+    assert f"seed {protocol.SELECTION_SEEDS[0]}" in sentence
+    assert "three times its standard error" in sentence
+    assert scoreboard.COUNTS == 3
+    for optimizer in protocol.OPTIMIZERS:
+        assert parse(optimizer).recipe.title.split()[0] in sentence
+    warmup = workloads.build("ptb-gpt", {}).warmup
+    assert f"over the first {warmup} steps" in sentence

@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,6 @@ import pytest
 
 from cprop_lab import workloads
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Store
 from cprop_lab.workloads import source
 
 FILES = {
@@ -129,8 +129,8 @@ def test_a_process_that_holds_another_version_refuses(pond):
 
 @pytest.mark.slow
 def test_a_node_that_would_run_other_code_than_the_driver_refuses(tmp_path):
-    from cprop_lab.engine import trial
+    from cprop_lab.engine import pool
 
     one = Specification("tasks:Blobs", "sgd", lr=0.1)
-    with pytest.raises(RuntimeError, match=r"run 0123 would be run \w{16} on this node.*install the same on all"):
-        trial.run("0123", one.to_json(), workloads.sources([one.workload]), Store(tmp_path), 1)
+    error = pool.work("0123", one.to_json(), workloads.sources([one.workload]), str(tmp_path), 1, 1)
+    assert re.search(r"run 0123 would be run \w{16} on this node.*install the same on all", error)

@@ -248,13 +248,23 @@ def test_a_spread():
     ("base", "message"),
     [
         ("cprop-adam", "cprop-adam already includes CProp: name the plain optimizer"),
-        ("schedule-free-adamw", "CProp cannot wrap schedule-free-adamw"),
         ("adan", "unknown optimizer 'adan'"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused_before_anything_runs(base, message):
     with pytest.raises(ValueError, match=message):
         compare(PLAIN, ["sgd", base], run=lambda _: pytest.fail("ran"))
+
+
+def test_a_peer_that_cprop_cannot_wrap_is_compared_without_it(make):
+    found = compare(
+        PLAIN,
+        ["sgd", "schedule-free-adamw"],
+        lambda asked: [make(s, [9, abs(math.log(s.lr / 0.01))]) for s in asked],
+        seeds=1,
+    )
+    assert [run.specification.optimizer for run in found.runs] == ["sgd", "cprop-sgd", "schedule-free-adamw"]
+    assert list(found.pairs) == ["CProp(SGD)"]
 
 
 def test_a_comparison_selects_and_runs_both(make):

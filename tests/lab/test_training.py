@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cprop import Moments
+from cprop.moments import Corrections
 from cprop_lab.engine import train as training
 from cprop_lab.engine.train import train
 from cprop_lab.run import measures, optimizers
@@ -23,7 +24,7 @@ BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-2, iterations=60, evalu
 
 
 ALL = [prefix + base for base, recipe in RECIPES.items() for prefix in ([""] if recipe.alone else ["", "cprop-"])]
-COMBINED = ["adamw+cosine", "cprop-adam+cosine+ema", "sgd+ema"]
+COMBINED = ["adamw+cosine", "cprop-adam+cosine+average", "sgd+ema", "cprop-muon+wsd", "gpa-adamw"]
 SET = [
     ("cprop-adam", {"cprop_start": 20}),  # before the stop
     ("cprop-lion", {"cprop_start": 40}),  # and after it
@@ -234,23 +235,6 @@ def test_a_shape_is_a_power_of_the_usual_scale(measure, power):
     torch.testing.assert_close(measures.OWN[measure](moments), measures.conformity(moments) ** power)
 
 
-def test_cautious_adamw_is_adamw_with_the_mask():
-    """The package has no AdamW of its own with caution: what stands for it is checked against the paper's formula."""
-    gradients = torch.randn(30, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    p = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
-    run = Specification("tasks:Blobs", "cautious-adamw", lr=0.1)
-    optimizer, _ = optimizers.build(run, [p])
-    theta, m, v = torch.ones(5, dtype=torch.float64), torch.zeros(5), torch.zeros(5)
-    for t, g in enumerate(gradients, 1):
-        p.grad = g.clone()
-        optimizer.step()
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        update = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
-        mask = (update * g > 0).double()
-        theta = theta - 0.1 * update * mask * 5 / (mask.sum() + 1)
-    torch.testing.assert_close(p.detach(), theta, atol=1e-6, rtol=0)
-
-
 def test_numbers_on_record():
     """If this fails, runs made before are other runs now: raise NUMERICS in specification.py, and record anew."""
     recorded = {"sgd": 0.640896, "cprop-sgd": 0.641202, "cprop-adam": 0.203960, "schedule-free-adamw": 0.315669}
@@ -266,12 +250,13 @@ def test_numbers_on_record():
 def test_schedule_free_with_infinite_confidence_is_schedule_free():
     """Against the authors' package, step by step, at both places where the weights are."""
     generator = torch.Generator().manual_seed(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(7, dtype=torch.float64)) for _ in range(2))
+    layers = [torch.nn.Linear(7, 1, bias=False, dtype=torch.float64) for _ in range(2)]
+    ours, theirs = (torch.nn.init.ones_(layer.weight) for layer in layers)
     run = Specification("tasks:Blobs", "schedule-free-cprop", lr=0.1)
-    scaled, _ = optimizers.build(run.replace(settings={"c": math.inf}), [ours])
-    peer, _ = optimizers.build(run.replace(optimizer="schedule-free-adamw"), [theirs])
+    scaled, _ = optimizers.build(run.replace(settings={"c": math.inf}), layers[0])
+    peer, _ = optimizers.build(run.replace(optimizer="schedule-free-adamw"), layers[1])
     for _ in range(50):
-        g = torch.randn(7, generator=generator, dtype=torch.float64)
+        g = torch.randn(1, 7, generator=generator, dtype=torch.float64)
         for p, optimizer in ((ours, scaled), (theirs, peer)):
             optimizer.train()
             p.grad = g.clone()
@@ -280,3 +265,37 @@ def test_schedule_free_with_infinite_confidence_is_schedule_free():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     with pytest.raises(RuntimeError, match=r"call train\(\) before step\(\)"):
         scaled.step()
+
+
+def noise(steps=4_000, elements=5_000):
+    """The moments of pure noise, whose mean is zero."""
+    beta, generator = 0.999, torch.Generator().manual_seed(0)
+    m, v = torch.zeros(elements), torch.zeros(elements)
+    for _ in range(steps):
+        g = torch.randn(elements, generator=generator)
+        m.lerp_(g, 1 - beta)
+        v.lerp_(g * g, 1 - beta)
+    b = 1 - beta**steps
+    return Moments(m, v, Corrections.of(b / (1 - beta), 1e-8, b, b))
+
+
+def test_with_the_exact_count_the_conformity_of_noise_is_uniform():
+    moments = noise()
+    assert measures.z_of_exact_count(moments).square().mean().sqrt().item() == pytest.approx(1, abs=0.03)
+    s = measures.exact_count(moments)
+    quartiles = torch.quantile(s, torch.tensor([0.25, 0.5, 0.75]))
+    torch.testing.assert_close(quartiles, torch.tensor([0.25, 0.5, 0.75]), atol=0.03, rtol=0)
+    assert measures.conformity(moments).mean().item() == pytest.approx(0.39, abs=0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in measures.OWN if name.startswith("relative_")])
+def test_relative_measures_tell_apart_and_do_not_slow_down(name):
+    moments = noise(500, 1_000)
+    measure = measures.OWN[name]
+    found, s = measure(moments), measure.of(moments)
+    factor = found * measure.bound / s.mean() ** measure.slowing
+    assert factor.max() <= measure.bound * (1 + 1e-6)
+    below = s < measure.bound * s.mean()
+    torch.testing.assert_close(factor[below], (s / s.mean())[below])
+    assert found.min() >= 0
+    assert found.max() <= 1

@@ -11,7 +11,7 @@ from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
 from cprop_lab.workloads import data
 
-CLASSES = {"fmnist": 10, "cifar100": 100, "tiny-imagenet": 200}
+CLASSES = {"fmnist": 10, "cifar100": 100, "tiny-imagenet": 200, "ptb-gpt": 50}
 
 
 @pytest.mark.parametrize(

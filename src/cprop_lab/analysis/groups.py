@@ -39,8 +39,8 @@ class Family(NamedTuple):
     """What shares a colour: an optimizer without and with CProp."""
 
     base: str
-    cosine: bool
-    ema: bool
+    schedule: str
+    average: str
     measure: str
 
 
@@ -56,7 +56,7 @@ def kin(specification: Specification) -> Kin:
     name = specification.optimizer_name
     measure = str(specification.settings.get("cprop_measure", "normal"))
     scaled = name.recipe.scales
-    return Kin(Family(scaled or name.base, name.cosine, name.ema, measure), name.cprop or bool(scaled))
+    return Kin(Family(scaled or name.base, name.schedule, name.average, measure), name.cprop or bool(scaled))
 
 
 def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:

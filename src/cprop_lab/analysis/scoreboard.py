@@ -6,36 +6,47 @@ What is run for it is decided in :mod:`cprop_lab.experiments.scoreboard`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
-from typing import Final
+from typing import Final, NamedTuple
 
-from cprop_lab.analysis.curves import final_loss, seconds_per_step, smoothed, when
-from cprop_lab.analysis.groups import by_seed, names
+from cprop_lab.analysis.curves import at, final_loss, seconds_per_step, smoothed, when
+from cprop_lab.analysis.spread import spread
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run
 
-__all__ = ["TARGETS", "Entry", "Target", "part_in_words", "score", "scores"]
+__all__ = [
+    "FURTHEST",
+    "Difference",
+    "Entry",
+    "benchmark_score",
+    "difference",
+    "part_in_words",
+    "profile",
+    "score",
+    "scores",
+    "to_the_loss_of",
+    "undecided",
+]
+
+FURTHEST: Final = 4.0
+"""How many times the fewest iterations a performance profile goes; AlgoPerf's."""
+
+COUNTS: Final = 3.0
+"""A difference counts if it is more than this many times its standard error."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """A training loss to reach.
+def to_the_loss_of(optimizer: str) -> str:
+    """A target's title: whose final training loss is to be reached.
 
-    Args:
-        optimizer: the one whose final loss it is.
-        title: its name in tables.
+    Example:
+        >>> to_the_loss_of("adamw"), to_the_loss_of("adamw+cosine")
+        ("to AdamW's final loss", 'to the final loss of AdamW with cosine decay')
     """
-
-    optimizer: str
-    title: str
-
-
-TARGETS: Final = (
-    Target("adam", "to Adam's final loss"),
-    Target("adamw+cosine", "to the final loss of AdamW with cosine decay"),
-)
+    label, _, schedule = Specification("", optimizer, lr=1.0).label.partition(", ")
+    return f"to the final loss of {label} with {schedule} decay" if schedule else f"to {label}'s final loss"
 
 
 @dataclass(frozen=True)
@@ -43,14 +54,18 @@ class Entry:
     """A row of the scoreboard.
 
     Args:
-        name: of the optimizer, as in figures.
-        runs: its runs, ordered by seed.
+        name: of the row.
+        runs: ordered by seed.
+        short: its runs a quarter as long, if it must know when they end.
+        targets: the optimizers whose final losses are to be reached.
         iterations: by target and seed, the fraction of a run at which it was reached; infinite if never.
-        cost: seconds per step, relative to Adam's.
+        cost: seconds per step, relative to those of the first target's optimizer.
     """
 
     name: str
     runs: Sequence[Run]
+    short: Sequence[Run]
+    targets: Sequence[str]
     iterations: Sequence[Sequence[float]]
     cost: float
 
@@ -60,57 +75,140 @@ class Entry:
         return self.runs[0].specification.group()
 
     def part(self, target: int, of: str = "iterations") -> float:
-        """Iterations or seconds to a target, as a fraction of Adam's run: the median over seeds."""
+        """Iterations or seconds to a target, as a fraction of the target's run: the median over seeds."""
         return median(self.iterations[target]) * (self.cost if of == "seconds" else 1.0)
 
     def end(self, column: str = "train_loss") -> list[float]:
         """A curve's final value by seed; diverged runs are left out."""
         return [float(smoothed(run, column)[-1]) for run in self.runs if run.status == "finished"]
 
+    def early(self, horizon: int, column: str = "train_loss") -> list[float]:
+        """A curve's value at the end of runs so many times shorter."""
+        of = self.short or self.runs
+        step = self.specification.iterations / horizon
+        return [at(run, step, column) for run in of if run.status == "finished"]
 
-def score(runs: Iterable[Run], timings: Iterable[Run]) -> list[Entry]:
+
+def score(
+    rows: Mapping[str, Sequence[Run]],
+    targets: Sequence[str],
+    timings: Iterable[Run] = (),
+    short: Mapping[str, Sequence[Run]] | None = None,
+) -> list[Entry]:
     """Rank optimizers, from the one that reaches the targets first to those that do not.
 
     Args:
-        runs: of one workload; Adam's must be among them.
-        timings: separate short runs for the seconds per step, see :mod:`cprop_lab.experiments.scoreboard`.
+        rows: the runs of each row, by its name.
+        targets: the optimizers whose final losses are to be reached.
+        timings: separate short runs for the seconds per step.
+        short: by row, runs a quarter as long.
 
     Raises:
         ValueError: if a target's optimizer is missing.
     """
-    groups = by_seed(runs)
-    goals = [_losses(groups, target) for target in TARGETS]
+    goals = [_losses(rows.values(), target) for target in targets]
     seconds: dict[str, float] = {}
     for run in timings:
         # Other work on the machine makes a step longer, never shorter.
         found = seconds.get(run.specification.optimizer, math.inf)
         seconds[run.specification.optimizer] = min(found, seconds_per_step(run))
-    adams = seconds.get(TARGETS[0].optimizer, math.nan)
-    called = names(groups)
+    baseline = seconds.get(targets[0], math.nan)
     entries = [
         Entry(
-            called[group],
+            name,
             own,
-            [[_part(run, goal[run.specification.seed]) for run in own] for goal in goals],
-            seconds.get(group.optimizer, math.nan) / adams,
+            (short or {}).get(name, ()),
+            targets,
+            # A row may have more seeds than the target's optimizer.
+            [[_part(run, goal[seed]) for run in own if (seed := run.specification.seed) in goal] for goal in goals],
+            seconds.get(own[0].specification.optimizer, math.nan) / baseline,
         )
-        for group, own in groups.items()
+        for name, runs in rows.items()
+        for own in [sorted(runs, key=lambda run: run.specification.seed)]
     ]
 
     def order(entry: Entry) -> tuple[float, ...]:
-        return (*(entry.part(target) for target in range(len(TARGETS))), fmean(entry.end() or [math.inf]))
+        return (*(entry.part(target) for target in range(len(targets))), fmean(entry.end() or [math.inf]))
 
     return sorted(entries, key=order)
 
 
 def scores(manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> list[Entry]:
     """A scoreboard's rows; none while runs are missing, or for other experiments."""
-    complete = len(runs) == len(manifest["runs"]) > 0
-    return score(runs, timings) if manifest["kind"] == "scoreboard" and complete else []
+    if "rows" not in manifest or len(runs) != len(manifest["runs"]):
+        return []
+    known = {run.run_id: run for run in runs}
+    rows, short = ({row: [known[i] for i in ids] for row, ids in manifest[of].items()} for of in ("rows", "short"))
+    return score(rows, manifest["targets"], timings, short)
+
+
+def undecided(rows: Mapping[str, Sequence[Run]], pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """The rows that need more seeds: final losses within a standard deviation of each other.
+
+    Compared are the pairs, and the neighbours among the four rows with the lowest losses.
+    """
+    ends = {title: spread([final_loss(run) for run in runs]) for title, runs in rows.items()}
+    ends = {title: end for title, end in ends.items() if math.isfinite(end.mean)}
+    leading = sorted(ends, key=lambda title: ends[title].mean)[:4]
+    compared = [pair for pair in (*pairs, *pairwise(leading)) if ends.keys() >= set(pair)]
+    close = (
+        pair
+        for pair in compared
+        if abs(ends[pair[0]].mean - ends[pair[1]].mean) < max(ends[title].deviation for title in pair)
+    )
+    return {title for pair in close for title in pair}
+
+
+class Difference(NamedTuple):
+    """How much lower one row's final training loss is than another's, seed by seed, and its standard error."""
+
+    mean: float
+    error: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a difference, or a tie."""
+        return abs(self.mean) > COUNTS * self.error
+
+
+def difference(row: Sequence[Run], other: Sequence[Run]) -> Difference:
+    """How much lower a row's final training loss is than another's, over the seeds that both have."""
+    theirs = {run.specification.seed: final_loss(run) for run in other}
+    both = [(theirs[run.specification.seed], final_loss(run)) for run in row if run.specification.seed in theirs]
+    mean, deviation, _ = spread([there - here for there, here in both])
+    return Difference(mean, deviation / math.sqrt(len(both)))
+
+
+def profile(boards: Sequence[Sequence[Entry]], target: int = 0) -> dict[str, list[float]]:
+    """A performance profile (Dolan and Moré, 2002): how far each row is behind the fastest, on every workload.
+
+    Args:
+        boards: the rows of each workload.
+        target: which target is to be reached.
+
+    Returns:
+        By row, its iterations on each workload as a multiple of the fewest; infinite where it does not get there.
+    """
+    found: dict[str, list[float]] = {}
+    for entries in boards:
+        best = min(entry.part(target) for entry in entries)
+        for entry in entries:
+            found.setdefault(entry.name, []).append(entry.part(target) / best)
+    return found
+
+
+def benchmark_score(ratios: Sequence[float]) -> float:
+    """AlgoPerf's score: the area under a row's performance profile, from one to :data:`FURTHEST`, between 0 and 1.
+
+    Example:
+        >>> benchmark_score([1.0, 2.5, math.inf])
+        0.5
+    """
+    return fmean(max(0.0, FURTHEST - ratio) / (FURTHEST - 1) for ratio in ratios)
 
 
 def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
-    """The fraction of Adam's run that a target took, and how many seeds reached it, if not all."""
+    """The fraction of the target's run that it took, and how many seeds reached it, if not all."""
     part, parts = entry.part(target, of), entry.iterations[target]
     reached = sum(map(math.isfinite, parts))
     if not reached:
@@ -121,12 +219,14 @@ def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
     return f"{part:.2f} ({some})" if math.isfinite(part) else some
 
 
-def _losses(groups: dict[Specification, list[Run]], target: Target) -> dict[int, float]:
+def _losses(rows: Iterable[Sequence[Run]], target: str) -> dict[int, float]:
     """The loss to reach, by seed."""
-    for group, runs in groups.items():
-        if group.optimizer == target.optimizer:
+    for runs in rows:
+        if runs[0].specification.optimizer == target:
             return {run.specification.seed: final_loss(run) for run in runs}
-    raise ValueError(f"no run of {target.optimizer} is finished, whose final training loss is the scoreboard's target")
+    raise ValueError(
+        f"no run of {target} is finished, whose final training loss is the scoreboard's target: include it"
+    )
 
 
 def _part(run: Run, goal: float) -> float:

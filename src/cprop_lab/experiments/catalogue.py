@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from cprop_lab.experiments import rates, scoreboard
 from cprop_lab.experiments.experiment import Experiment, Variant
+from cprop_lab.experiments.scoreboard import Scoreboard
 from cprop_lab.run.names import RECIPES, Setting
 
 __all__ = ["EXPERIMENTS"]
@@ -247,19 +248,57 @@ _SELECTIONS: Final = tuple(
 )
 
 _SCOREBOARDS: Final = tuple(
-    Experiment(
-        f"scoreboard-{workload}",
+    Scoreboard(
+        f"scoreboard-{workload}" + f"-batch-{size}" * (optimizers is scoreboard.TELLING),
         f"Scoreboard: {title}",
         "beyond the paper",
         "No claim of the paper: CProp among the optimizers of today, under rules written down before the runs.",
-        [Variant(workload, row, settings=scoreboard.settings(row)) for row in scoreboard.OPTIMIZERS],
+        scoreboard.rows(workload, optimizers, size),
         kind="scoreboard",
     )
-    for workload, title in (
-        ("fmnist-fc", "Fashion-MNIST, fully-connected network"),
-        ("fmnist-cnn", "Fashion-MNIST, convolutional network"),
-        ("ptb-lstm", "Penn Treebank, AWD-LSTM without dropout"),
+    for workload, title, optimizers, size in (
+        ("fmnist-fc", "Fashion-MNIST, fully-connected network", scoreboard.OPTIMIZERS, 32),
+        ("fmnist-cnn", "Fashion-MNIST, convolutional network", scoreboard.OPTIMIZERS, 32),
+        ("ptb-lstm-small", "Penn Treebank, small LSTM", scoreboard.OPTIMIZERS, 16),
+        ("ptb-transformer", "Penn Treebank, transformer on words", scoreboard.OPTIMIZERS, 16),
+        ("ptb-transformer", "Penn Treebank, transformer on words, batch size 4", scoreboard.TELLING, 4),
+        ("ptb-gpt", "Penn Treebank, transformer on characters", scoreboard.OPTIMIZERS, 16),
+        ("ptb-gpt", "Penn Treebank, transformer on characters, batch size 4", scoreboard.TELLING, 4),
     )
 )
 
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS)}
+# Candidates for the next rule, on seeds that no scoreboard uses. Each is tuned like a peer.
+CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
+    ("adamw", {}),
+    ("schedule-free-adamw", {}),
+    ("gpa-adamw", {}),
+    ("muon", {}),
+    ("cprop-adamw", {}),
+    *(
+        ("cprop-adamw", {"cprop_measure": measure, "fused": False})
+        for measure in ("relative_2", "relative_3", "relative_5", "relative_3_slowing_half", "relative_3_wiener")
+    ),
+    *(("cprop-adamw", {"cprop_measure": measure}) for measure in ("exact_count", "wiener", "positive_part")),
+    ("cprop-muon", {"cprop_measure": "relative_3"}),
+    *(("gpa-cprop", {"c": c}) for c in (1.0, 2.0, 4.0)),
+    ("gpa-cprop", {"measure": "relative_3"}),
+)
+
+_CANDIDATES: Final = tuple(
+    Experiment(
+        f"candidates-{workload}",
+        f"Candidates for the next rule: {workload}",
+        "beyond the paper",
+        "No claim of the paper: what else could be done with conformity?",
+        [
+            Variant(workload, optimizer, size, settings, own_rate=optimizer.startswith("cprop-"))
+            for optimizer, settings in CANDIDATES
+        ],
+        first_seed=100,
+    )
+    for workload, size in (("fmnist-fc", 32), ("fmnist-cnn", 32), ("ptb-gpt", 16))
+)
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {
+    e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS, *_CANDIDATES)
+}

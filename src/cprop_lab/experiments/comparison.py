@@ -40,7 +40,8 @@ def compare(
 ) -> Comparison:
     """Select a learning rate for each plain optimizer, then run each without and with CProp at that rate.
 
-    CProp uses the plain optimizer's learning rate, as in the paper: whatever it saves, it saves without tuning.
+    CProp uses the plain optimizer's learning rate, as in the paper: whatever it saves, it saves without tuning. A peer
+    that CProp cannot wrap, such as Schedule-Free, is run as it is.
 
     Args:
         specification: the run to compare on; its optimizer, learning rate and seed are replaced.
@@ -51,7 +52,7 @@ def compare(
         progress: told which phase follows.
 
     Raises:
-        ValueError: if an optimizer is unknown or cannot be combined with CProp; before anything is run.
+        ValueError: if an optimizer is unknown, or named with CProp; before anything is run.
     """
     names = {base: parse(base) for base in bases}
     for base, name in names.items():
@@ -59,7 +60,7 @@ def compare(
             raise ValueError(
                 f"{base} already includes CProp: name the plain optimizer, and it is run both without and with CProp"
             )
-        parse(f"cprop-{base}")
+    prefixes = {base: [""] if name.recipe.alone else ["", "cprop-"] for base, name in names.items()}
     short = min(selection_iterations, specification.iterations)
     plain = {base: specification.replace(optimizer=base) for base in names}
     selections = learning_rate.select(
@@ -68,14 +69,14 @@ def compare(
         {base: name.recipe.guess for base, name in names.items()},
         range(seeds),
         progress,
-        later=2 * len(names) * seeds * specification.iterations,
+        later=sum(map(len, prefixes.values())) * seeds * specification.iterations,
     )
     progress.phase("comparing without and with CProp")
     runs = run(
         [
             one.replace(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
             for base, one in plain.items()
-            for prefix in ("", "cprop-")
+            for prefix in prefixes[base]
             for seed in range(seeds)
         ]
     )

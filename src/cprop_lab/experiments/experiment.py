@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from cprop_lab.engine.progress import SILENT, Progress
-from cprop_lab.experiments import learning_rate, rates, scoreboard
+from cprop_lab.experiments import learning_rate, rates
 from cprop_lab.experiments.presets import Preset
 from cprop_lab.run.names import CPROP_DEFAULTS, OptimizerName, Setting, parse
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
-__all__ = ["Experiment", "Variant"]
+__all__ = ["Experiment", "RunAll", "Variant"]
 
 FigureKind = Literal["curves", "histogram", "learning-rates", "scoreboard"]
 
@@ -33,6 +33,7 @@ class Variant:
         settings: of the optimizer, besides its defaults.
         options: of the workload.
         places: how many places of the grid its learning rate lies above the selected one; negative if below.
+        own_rate: whether a learning rate is selected for it with CProp, and not for the optimizer inside.
     """
 
     workload: str
@@ -41,10 +42,11 @@ class Variant:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     options: Mapping[str, Setting] = field(default_factory=dict)
     places: int = 0
+    own_rate: bool = False
 
     def __hash__(self) -> int:
         details = (tuple(sorted(details.items())) for details in (self.settings, self.options))
-        return hash((self.workload, self.optimizer, self.batch_size, self.places, *details))
+        return hash((self.workload, self.optimizer, self.batch_size, self.places, self.own_rate, *details))
 
     @cached_property
     def optimizer_name(self) -> OptimizerName:
@@ -60,9 +62,14 @@ class Variant:
         return self.optimizer_name.tuned
 
     def setting(self) -> Variant:
-        """What a learning rate is selected for: without CProp's settings, and however steps are executed."""
-        settings = {k: v for k, v in self.settings.items() if k not in ("fused", *CPROP_DEFAULTS)}
-        return Variant(self.workload, self.base, self.batch_size, settings, self.options)
+        """What a learning rate is selected for: without CProp's settings, and however steps are executed.
+
+        With a rate of its own, it is selected for the variant as it is.
+        """
+        omitted = () if self.own_rate else ("fused", *CPROP_DEFAULTS)
+        settings = {k: v for k, v in self.settings.items() if k not in omitted}
+        optimizer = "cprop-" * self.own_rate + self.base
+        return Variant(self.workload, optimizer, self.batch_size, settings, self.options, own_rate=self.own_rate)
 
     def guess(self) -> float:
         """The paper's learning rate, or where the search for one starts."""
@@ -94,10 +101,6 @@ class Variant:
         )
         return learning_rate.shortened(whole, length.selection) if selecting else whole
 
-    def timing(self, preset: Preset, lr: float, seed: int = 0) -> Specification:
-        """A short run that measures the seconds per step."""
-        return scoreboard.timing(self.specification(preset, lr, seed), preset.lengths[self.workload].selection // 5)
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -111,6 +114,7 @@ class Experiment:
         variants: its curves.
         kind: how it is drawn.
         panels: which columns of the curves are drawn.
+        first_seed: of its runs.
     """
 
     name: str
@@ -120,6 +124,7 @@ class Experiment:
     variants: Sequence[Variant]
     kind: FigureKind = "curves"
     panels: Sequence[str] = ("train_loss", "accuracy", "mean_scale")
+    first_seed: int = 0
 
     def only(self, bases: Iterable[str]) -> Experiment:
         """The same experiment with some of its optimizers, each without and with CProp.
@@ -158,31 +163,18 @@ class Experiment:
         if self.kind == "learning-rates" or (preset.select if select is None else select):
             selections = self.select(preset, run, progress)
             settings = {setting: selections[setting].lr for setting in settings}
-        manifest = self._manifest(preset, settings)
-        timings: list[Run] = []
+        manifest = self.manifest(preset, settings)
         if self.kind == "learning-rates":
             runs = [one for selection in selections.values() for one in selection.runs]
         else:
             specifications = self.specifications(preset, settings)
             if begun is not None:
                 begun(manifest, specifications)
-            progress.phase("running the experiment", sum(one.iterations for one in self._timings(preset, settings)))
+            progress.phase("running the experiment")
             runs = run(specifications)
-        if self.kind == "scoreboard":
-            progress.phase("timing steps")
-            timings = run(self._timings(preset, settings))
-        return {
-            **manifest,
-            "runs": [one.run_id for one in runs],
-            "timings": [one.run_id for one in timings],
-        }
+        return {**manifest, "runs": [one.run_id for one in runs], "timings": []}
 
-    def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
-        """The short runs of a scoreboard that time its steps, in turn; none of other experiments."""
-        turns = range(scoreboard.TIMINGS if self.kind == "scoreboard" else 0)
-        return [v.timing(preset, v.rate(lrs[v.setting()]), turn) for turn in turns for v in self.variants]
-
-    def _manifest(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
+    def manifest(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[str, Any]:
         """What a reader should know, besides its runs."""
         return {
             "experiment": self.name,
@@ -194,7 +186,8 @@ class Experiment:
             "kind": self.kind,
             "panels": list(self.panels),
             "learning_rates": {
-                f"{s.workload} {s.base}{s.specification(preset, lr).facet}": lr for s, lr in lrs.items()
+                " ".join([f"{s.workload} {s.optimizer}{s.specification(preset, lr).facet}", *_told(s)]): lr
+                for s, lr in lrs.items()
             },
         }
 
@@ -203,8 +196,12 @@ class Experiment:
         return [
             variant.specification(preset, variant.rate(lrs.get(variant.setting(), variant.guess())), seed)
             for variant in self.variants
-            for seed in range(preset.seeds)
+            for seed in self.seeds(preset)
         ]
+
+    def seeds(self, preset: Preset) -> range:
+        """The seeds of its runs."""
+        return range(self.first_seed, self.first_seed + preset.seeds)
 
     def planned(self, preset: Preset) -> list[Specification]:
         """Its runs, for an estimate of their cost; a search for learning rates is assumed to try five of them."""
@@ -214,25 +211,34 @@ class Experiment:
             variant.specification(preset, learning_rate.grid(variant.guess(), place), seed, selecting=True)
             for variant in self.variants
             for place in range(-2, 3)
-            for seed in range(preset.seeds)
+            for seed in self.seeds(preset)
         ]
+
+    def selection_seeds(self, preset: Preset) -> Iterable[int]:
+        """The seeds of the runs that select learning rates."""
+        return self.seeds(preset)
+
+    def after_selection(self, preset: Preset) -> list[Specification]:
+        """What is still to be run once learning rates are selected."""
+        return [] if self.kind == "learning-rates" else self.specifications(preset, {})
 
     def select(
         self, preset: Preset, run: RunAll, progress: Progress = SILENT
     ) -> dict[Variant, learning_rate.Selection]:
         """Select the learning rates of its plain optimizers."""
-        lrs = {variant.setting(): variant.guess() for variant in self.variants}
-        whole = (
-            [] if self.kind == "learning-rates" else [*self.specifications(preset, lrs), *self._timings(preset, lrs)]
-        )
         settings = {variant.setting() for variant in self.variants}
-        ordered = sorted(settings, key=lambda s: (s.workload, s.base, s.batch_size, str(s.options)))
+        ordered = sorted(settings, key=lambda s: (s.workload, s.optimizer, s.batch_size, str(s.options)))
         found = learning_rate.select(
             {str(i): s.specification(preset, s.guess(), selecting=True) for i, s in enumerate(ordered)},
             run,
             {str(i): s.guess() for i, s in enumerate(ordered)},
-            range(preset.seeds),
+            self.selection_seeds(preset),
             progress,
-            later=sum(one.iterations for one in whole),
+            later=sum(one.iterations for one in self.after_selection(preset)),
         )
         return {s: found[str(i)] for i, s in enumerate(ordered)}
+
+
+def _told(setting: Variant) -> list[str]:
+    """The settings that distinguish one with a learning rate of its own from others of its optimizer."""
+    return [f"{name}={value}" for name, value in setting.settings.items()] if setting.own_rate else []

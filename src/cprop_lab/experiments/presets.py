@@ -72,6 +72,10 @@ PAPER: Final = Preset(
         "tiny-imagenet-resnet": Length(100_000, 100, 10_000),
         "ptb-lstm": Length(40_000, 50, 10_000),
         "ptb-lstm-dropout": Length(40_000, 50, 10_000),
+        # Beyond the paper.
+        "ptb-lstm-small": Length(40_000, 50, 10_000, selection=10_000),
+        "ptb-transformer": Length(40_000, 50, 10_000, selection=10_000),
+        "ptb-gpt": Length(40_000, 50, 10_000, selection=10_000),
     },
 )
 
@@ -89,6 +93,9 @@ REDUCED: Final = Preset(
         "tiny-imagenet-resnet": Length(100, 5, 200, selection=20, precision="bfloat16"),
         "ptb-lstm": Length(1_500, 15, 40, selection=150, precision="bfloat16"),
         "ptb-lstm-dropout": Length(1_500, 15, 40, selection=150, precision="bfloat16"),
+        "ptb-lstm-small": Length(1_200, 12, 20, selection=300),
+        "ptb-transformer": Length(1_200, 12, 20, selection=300),
+        "ptb-gpt": Length(1_600, 16, 20, selection=400),
     },
 )
 
@@ -106,6 +113,9 @@ SMOKE: Final = Preset(
         "tiny-imagenet-resnet": Length(4, 2, 32, selection=2),
         "ptb-lstm": Length(6, 2, 2, selection=2),
         "ptb-lstm-dropout": Length(6, 2, 2, selection=2),
+        "ptb-lstm-small": Length(12, 4, 2, selection=4),
+        "ptb-transformer": Length(12, 4, 2, selection=4),
+        "ptb-gpt": Length(24, 4, 2, selection=6),
     },
 )
 

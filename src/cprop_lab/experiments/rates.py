@@ -20,6 +20,13 @@ PAPER: Final[Mapping[str, Mapping[str, float]]] = {
     "ptb-lstm-dropout": {"sgd": 30.0, "adam": 3e-3},
 }
 
+GUESSES: Final[Mapping[str, Mapping[str, float]]] = {
+    "ptb-lstm-small": {"sgd": 10.0, "adam": 3e-3},
+    "ptb-transformer": {"sgd": 1.0, "adam": 1e-3},
+    "ptb-gpt": {"sgd": 0.3, "adam": 1e-3},
+}
+"""Where searches start on the workloads beyond the paper."""
+
 
 def rate(workload: str, base: str, batch_size: int = 32) -> float:
     """The paper's learning rate for an optimizer, or a guess where the paper has none.
@@ -31,8 +38,8 @@ def rate(workload: str, base: str, batch_size: int = 32) -> float:
         >>> rate("fmnist-cnn", "sgd", batch_size=8), rate("fmnist-cnn", "adam", batch_size=8)
         (0.075, 0.001)
     """
-    known = PAPER.get(workload, {})
-    base = {"amsgrad": "adam", "adabound": "adam", "adamw": "adam"}.get(base, base)
+    known = {**PAPER, **GUESSES}.get(workload, {})
+    base = dict.fromkeys(("amsgrad", "adabound", "adamw", "nadamw", "cautious-adamw"), "adam").get(base, base)
     found = known.get(base, RECIPES[base].guess)
     if batch_size == 32:
         return found

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from cprop_lab.analysis.curves import by_step, choose, final_loss, over_seeds
 from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, kin, metric, names, with_status
 from cprop_lab.analysis.pairs import Pair, outcome, pairs
-from cprop_lab.analysis.scoreboard import TARGETS, Entry, part_in_words, scores
+from cprop_lab.analysis.scoreboard import Entry, part_in_words, scores, to_the_loss_of
 from cprop_lab.analysis.spread import spread
 from cprop_lab.output.drawing import (
     COLOURS,
@@ -355,8 +355,9 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         title: above all.
     """
     figure = Figure(figsize=(WIDTH, 0.32 * len(entries) + 0.9))
-    *panels, beside = figure.subplots(1, len(TARGETS) + 1, sharey=True)
-    for number, (axes, target) in enumerate(zip(panels, TARGETS, strict=True)):
+    targets = entries[0].targets
+    *panels, beside = figure.subplots(1, len(targets) + 1, sharey=True)
+    for number, (axes, target) in enumerate(zip(panels, targets, strict=True)):
         axes.axvline(1, color="black", linewidth=1)
         furthest = 1.0
         for row, entry in enumerate(entries):
@@ -367,8 +368,8 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
             if math.isinf(entry.part(number)):
                 axes.text(0.02, row, part_in_words(entry, number), va="center", fontsize=8, color="0.3")
         axes.set_xlim(0, furthest * 1.05)
-        axes.set_title("\n".join(textwrap.wrap(target.title, 26)))
-        axes.set_xlabel("fraction of Adam's run")
+        axes.set_title("\n".join(textwrap.wrap(to_the_loss_of(target), 26)))
+        axes.set_xlabel(f"fraction of {Specification('', targets[0], lr=1.0).label}'s run")
         ticks(axes.xaxis, 5, plain)
     column = judged_by(entries[0].runs)
     for row, entry in enumerate(entries):
@@ -413,7 +414,9 @@ def draw(
     if manifest["kind"] == "histogram" and measured(runs, "mean_scale"):
         found[""] = histogram(runs, title)
     if manifest["kind"] in ("curves", "scoreboard") and runs:
-        found[""] = curves(runs, manifest["panels"], title)
+        longest = max(run.specification.iterations for run in runs)  # of a scoreboard's two horizons
+        whole = [run for run in runs if run.specification.iterations == longest]
+        found[""] = curves(whole if manifest["kind"] == "scoreboard" else runs, manifest["panels"], title)
     if entries := scores(manifest, runs, timings):
         found["-scores"] = scoreboard(entries, title)
     elif found_pairs := pairs(runs):

@@ -20,7 +20,7 @@ from cprop_lab.analysis.scoreboard import Entry, scores
 from cprop_lab.analysis.spread import as_measured, shown
 from cprop_lab.output.drawing import save
 from cprop_lab.output.figures import draw
-from cprop_lab.output.tables import Table
+from cprop_lab.output.tables import Table, decay
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, Store
@@ -130,9 +130,9 @@ def named(run: Run) -> str:
     return names([group])[group] + group.facet
 
 
-FIRST, SECOND = ([f"{of} {target.title}" for of in ("iterations", "seconds")] for target in scoreboard.TARGETS)
+FIRST, SECOND = ([f"{of} {target}" for of in ("iterations", "seconds")] for target in ("first", "second"))
 METRIC = "final test metric"
-"""Placeholder for accuracy or perplexity."""
+"""Placeholders: for the two targets, and for accuracy or perplexity."""
 
 
 def _scores(experiment: Kept) -> str:
@@ -142,7 +142,7 @@ def _scores(experiment: Kept) -> str:
 
 def details(experiment: Kept) -> str:
     """A scoreboard's other columns."""
-    return _board(experiment, ["learning rate", *SECOND, "time per step", "final test loss"])
+    return _board(experiment, ["learning rate", "weight decay", *SECOND, "time per step", "final test loss"])
 
 
 def head(experiment: Kept, rows: int) -> str:
@@ -161,6 +161,7 @@ def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) ->
             "place": str(place),
             "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
             "learning rate": f"{entry.specification.lr:g}",
+            "weight decay": decay(entry),
             **dict(zip((*FIRST, *SECOND), both, strict=True)),
             "time per step": f"{entry.cost:.2f}",
             "final training loss": ended(entry.runs, "train_loss"),
@@ -169,7 +170,11 @@ def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) ->
         }
 
     chosen = [*["place"] * bool(rows), "optimizer", *columns]
-    headings = [f"final {WORDS[judged]}" if column == METRIC else column for column in chosen]
+    titles = {METRIC: f"final {WORDS[judged]}"}
+    for target, columns_of in zip(entries[0].targets, (FIRST, SECOND), strict=True):
+        for of, column in zip(("iterations", "seconds"), columns_of, strict=True):
+            titles[column] = f"{of} {scoreboard.to_the_loss_of(target)}"
+    headings = [titles.get(column, column) for column in chosen]
     lines = (cells(place, entry) for place, entry in enumerate(entries[:rows], start=1))
     return Table(headings, [[line[column] for column in chosen] for line in lines]).markdown()
 

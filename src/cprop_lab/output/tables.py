@@ -15,12 +15,12 @@ from rich.console import Console, ConsoleOptions
 from cprop_lab.analysis.curves import ended
 from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, metric, names, with_status
 from cprop_lab.analysis.pairs import Pair
-from cprop_lab.analysis.scoreboard import TARGETS, Entry, part_in_words
+from cprop_lab.analysis.scoreboard import Entry, part_in_words, to_the_loss_of
 from cprop_lab.analysis.spread import NOTHING, shown
 from cprop_lab.run.evaluation import METRICS
 from cprop_lab.store import Run, measured
 
-__all__ = ["Table", "all_runs", "final_values", "folded", "scoreboard", "times_to_target"]
+__all__ = ["Table", "all_runs", "decay", "final_values", "folded", "scoreboard", "times_to_target"]
 
 BETWEEN: Final = 2
 """Spaces that rich puts around a column's text in a table without a box."""
@@ -111,22 +111,29 @@ def folded(text: str, width: int) -> str:
 def scoreboard(entries: Sequence[Entry]) -> Table:
     """The scoreboard."""
     column = judged_by(entries[0].runs)
-    headings = ["optimizer", "learning rate"]
-    for target in TARGETS:
-        headings += [f"iterations {target.title}", f"seconds {target.title}"]
+    targets = entries[0].targets
+    headings = ["optimizer", "learning rate", "weight decay"]
+    for target in targets:
+        headings += [f"{of} {to_the_loss_of(target)}" for of in ("iterations", "seconds")]
     ends = dict.fromkeys(("train_loss", "test_loss", column))
     headings += ["time per step", *(f"final {WORDS[name]}" for name in ends)]
     rows = [
         [
             entry.name,
             f"{entry.specification.lr:g}",
-            *(part_in_words(entry, target, of) for target in range(len(TARGETS)) for of in ("iterations", "seconds")),
+            decay(entry),
+            *(part_in_words(entry, target, of) for target in range(len(targets)) for of in ("iterations", "seconds")),
             f"{entry.cost:.2f}",
             *(ended(entry.runs, name) for name in ends),
         ]
         for entry in entries
     ]
     return Table(headings, rows)
+
+
+def decay(entry: Entry) -> str:
+    """A row's weight decay."""
+    return f"{entry.specification.settings.get('weight_decay', 0.0):g}"
 
 
 def times_to_target(pairs: Mapping[str, Pair]) -> Table:

@@ -1,10 +1,11 @@
-"""The laboratory's own measures: controls, and shapes of the scale that the paper did not try.
+"""The laboratory's own measures: controls, and forms of the scale that the paper did not try.
 
-All start from CProp's :math:`s_t`. None is meant for use outside experiments.
+None is meant for use outside experiments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +15,19 @@ from torch import Tensor
 from cprop import MEASURES, Measure, Moments
 from cprop.arithmetic import divided
 
-__all__ = ["OWN", "fourth_power_of_s", "layer_mean", "root_of_s", "square_of_s"]
+__all__ = [
+    "OWN",
+    "Relative",
+    "exact_count",
+    "fourth_power_of_s",
+    "layer_mean",
+    "positive_part",
+    "root_of_s",
+    "square_of_s",
+    "wiener",
+]
+
+TINY: Final = 1e-12
 
 
 def conformity(moments: Moments) -> Tensor:
@@ -47,7 +60,67 @@ def fourth_power_of_s(moments: Moments) -> Tensor:
     return torch.square(square_of_s(moments))
 
 
+def exact_count(moments: Moments) -> Tensor:
+    r"""CProp with the count that an exponential mean is worth.
+
+    The paper's :math:`n_t` counts :math:`1/(1-\beta)` gradients in the long run. An exponential mean is worth
+    :math:`(1+\beta)/(1-\beta)`, twice as many: for pure noise, :math:`s_t` is then uniform in [0, 1], and not 0.39 in
+    the mean.
+    """
+    return torch.erf(z_of_exact_count(moments) / math.sqrt(2))
+
+
+def z_of_exact_count(moments: Moments) -> Tensor:
+    r"""The mean in its own standard errors: :math:`1/k_t = n_t (1+\beta) / (1+\beta^t)` gradients."""
+    n, b = moments.k.n, moments.k.b
+    worth = n * (2 - b / n) / (2 - b)  # beta is 1 - b / n, and beta^t is 1 - b
+    return moments.z * ((worth - 1) / (n - 1 + TINY)) ** 0.5
+
+
+def wiener(moments: Moments) -> Tensor:
+    r""":math:`z^2 / (1 + z^2)`: minimises the expected squared error of a scaled mean."""
+    squared = torch.square(z_of_exact_count(moments))
+    return squared / (1 + squared)
+
+
+def positive_part(moments: Moments) -> Tensor:
+    r""":math:`\max(0, 1 - 1/z^2)`, as James and Stein shrink a mean: a mean within its error does not move."""
+    return torch.relu(1 - 1 / torch.square(z_of_exact_count(moments)).clamp(min=TINY))
+
+
+class Relative:
+    r"""Tells parameters apart without slowing them down: a measure divided by its mean over the tensor.
+
+    .. math::
+        \hat s = \min(s / \bar s, b) \, \bar s^{\gamma} / b
+
+    At a learning rate b times as large, the mean step of a tensor is that of the optimizer inside, except for what the
+    bound cuts off. It needs whole tensors, so it cannot be fused.
+
+    Args:
+        bound: the largest factor b.
+        slowing: the exponent gamma; one slows down as CProp does.
+        of: the measure s.
+    """
+
+    def __init__(self, bound: float, slowing: float = 0.0, of: Measure = conformity) -> None:
+        self.bound, self.slowing, self.of = bound, slowing, of
+
+    def __call__(self, moments: Moments) -> Tensor:
+        """The relative measure."""
+        s = self.of(moments)
+        mean = s.mean().clamp(min=TINY)
+        return torch.clamp(s / mean, max=self.bound) * mean**self.slowing / self.bound
+
+
 OWN: Final[Mapping[str, Measure]] = {
-    measure.__name__: measure for measure in (layer_mean, root_of_s, square_of_s, fourth_power_of_s)
+    **{
+        measure.__name__: measure
+        for measure in (layer_mean, root_of_s, square_of_s, fourth_power_of_s, exact_count, wiener, positive_part)
+    },
+    **{f"relative_{bound:g}": Relative(bound) for bound in (2.0, 3.0, 5.0, 10.0)},
+    "relative_3_slowing_half": Relative(3.0, slowing=0.5),
+    "relative_3_wiener": Relative(3.0, of=wiener),
+    "relative_3_exact_count": Relative(3.0, of=exact_count),
 }
 """By name."""

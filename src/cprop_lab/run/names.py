@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["CPROP_DEFAULTS", "KNOBS", "RECIPES", "START", "OptimizerName", "Recipe", "Setting", "parse"]
+__all__ = [
+    "AVERAGES",
+    "CPROP_DEFAULTS",
+    "KNOBS",
+    "RECIPES",
+    "SCHEDULES",
+    "START",
+    "OptimizerName",
+    "Recipe",
+    "Setting",
+    "parse",
+]
 
 Setting = bool | int | float | str
 Build = Callable[..., "Optimizer"]
@@ -54,6 +65,9 @@ class Recipe:
         alone: whether CProp cannot wrap it: it trains and evaluates different weights, and CProp would scale the
             difference between them.
         scales: the optimizer whose steps this one scales by CProp in its own rule, if it does.
+        matrices: whether it treats hidden matrices differently, and takes them as a group of their own.
+        warmup: the setting with which it warms up by itself, if it does; the others get a scheduler.
+        horizon: the setting that must be told the run's length, if there is one.
     """
 
     title: str
@@ -63,6 +77,9 @@ class Recipe:
     guess: float = 1e-3
     alone: bool = False
     scales: str = ""
+    matrices: bool = False
+    warmup: str = ""
+    horizon: str = ""
 
 
 def _betas(build: Build) -> Build:
@@ -90,8 +107,11 @@ ADAM: Final[Mapping[str, Setting]] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 FUSED: Final[Mapping[str, Setting]] = {"fused": True}
 
 
-# Settings of the paper's five: appendix B. The peers' are their packages' defaults; weight decay is off for all, as in
-# the paper, so that training losses can be compared.
+DECAY: Final[Mapping[str, Setting]] = {"weight_decay": 0.0}
+
+
+# Settings of the paper's five: appendix B. The peers' are their authors' defaults; weight decay is off for all, as in
+# the paper, unless a run sets it.
 RECIPES: Final[Mapping[str, Recipe]] = {
     "sgd": Recipe("SGD", _from("torch.optim", "SGD"), _from("cprop", "CPropSGD"), FUSED, 0.1),
     "adam": Recipe(
@@ -117,49 +137,93 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         "AdamW",
         _betas(_from("torch.optim", "AdamW")),
         _betas(_from("cprop", "CPropAdamW")),
-        {**ADAM, **FUSED, "weight_decay": 0.0},
+        {**ADAM, **FUSED, **DECAY},
     ),
     "schedule-free-adamw": Recipe(
         "Schedule-Free AdamW",
         _betas(_from("schedulefree", "AdamWScheduleFree")),
-        settings={**ADAM, "weight_decay": 0.0, "warmup_steps": 0},
+        settings={**ADAM, **DECAY, "warmup_steps": 0},
         guess=3e-3,
         alone=True,
+        warmup="warmup_steps",
     ),
     "schedule-free-cprop": Recipe(
         "Schedule-Free CProp",
-        _betas(_from("cprop_lab.run.schedule_free", "ScheduleFreeCProp")),
+        _betas(_from("cprop_lab.run.averaging", "ScheduleFreeCProp")),
         settings={**ADAM, "c": 4.0},
         guess=3e-3,
         alone=True,
         scales="schedule-free-adamw",
     ),
-    # AdEMAMix without its slow average is AdamW (a test holds it to that), and the package applies caution to it.
+    "gpa-adamw": Recipe(
+        "GPA AdamW",
+        _betas(_from("cprop_lab.run.averaging", "GPAAdamW")),
+        settings={**ADAM, **DECAY, "mu_x": 0.9967, "mu_y": 0.7},
+        alone=True,
+    ),
+    "gpa-cprop": Recipe(
+        "GPA CProp",
+        _betas(_from("cprop_lab.run.averaging", "GPACProp")),
+        settings={**ADAM, **DECAY, "mu_x": 0.9967, "mu_y": 0.7, "c": 1.0, "measure": "normal"},
+        alone=True,
+        scales="gpa-adamw",
+    ),
+    "nadamw": Recipe(
+        "NAdamW",
+        _betas(_from("torch.optim", "NAdam", decoupled_weight_decay=True)),
+        settings={**ADAM, **DECAY},
+    ),
     "cautious-adamw": Recipe(
-        "Cautious AdamW",
-        lambda params, beta1, beta2, **settings: _from("pytorch_optimizer", "AdEMAMix", alpha=0.0, cautious=True)(
-            params, betas=(beta1, beta2, 0.9999), **settings
+        "Cautious AdamW", _betas(_from("cprop_lab.run.peers", "CautiousAdamW")), settings={**ADAM, **DECAY}
+    ),
+    "muon": Recipe(
+        "Muon",
+        _betas(_from("cprop_lab.run.peers", "Muon")),
+        settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY},
+        guess=3e-3,
+        matrices=True,
+    ),
+    # The package preconditions up to 10,000 rows or columns: for Penn Treebank's 10,000 words that would be the
+    # eigenvectors of a matrix of a hundred million elements.
+    "soap": Recipe(
+        "SOAP",
+        _betas(_from("pytorch_optimizer", "SOAP", max_precondition_dim=1024)),
+        settings={"beta1": 0.95, "beta2": 0.95, "eps": 1e-8, **DECAY},
+        guess=3e-3,
+    ),
+    "ademamix": Recipe(
+        "AdEMAMix",
+        lambda params, beta1, beta2, beta3, **settings: _from("pytorch_optimizer", "AdEMAMix", weight_decouple=True)(
+            params, betas=(beta1, beta2, beta3), **settings
         ),
-        settings={**ADAM, "weight_decay": 0.0},
+        settings={**ADAM, "beta3": 0.9999, "alpha": 5.0, **DECAY, "t_alpha_beta3": 0},
+        horizon="t_alpha_beta3",
     ),
     "prodigy": Recipe(
         "Prodigy",
         _betas(_from("pytorch_optimizer", "Prodigy")),
-        settings={**ADAM, "weight_decay": 0.0},
+        settings={**ADAM, **DECAY},
         guess=1.0,
     ),
     "lion": Recipe(
         "Lion",
         _betas(_from("pytorch_optimizer", "Lion")),
-        settings={"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
+        settings={"beta1": 0.9, "beta2": 0.99, **DECAY},
         guess=1e-4,
     ),
     "adabelief": Recipe(
         "AdaBelief",
         _betas(_from("pytorch_optimizer", "AdaBelief")),
-        settings={**ADAM, "eps": 1e-16, "weight_decay": 0.0},
+        settings={**ADAM, "eps": 1e-16, **DECAY},
     ),
 }
+
+
+SCHEDULES: Final[Mapping[str, str]] = {"cosine": "cosine", "wsd": "stable, then decay"}
+"""What may decay the learning rate, and what figures call it; see ``optimizers.factor``."""
+
+AVERAGES: Final[Mapping[str, str]] = {"ema": "averaged", "average": "averaged"}
+"""Which average of the weights may be evaluated, and what figures call it; see ``optimizers.average``."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +232,8 @@ class OptimizerName:
 
     base: str
     cprop: bool = False
-    cosine: bool = False
-    ema: bool = False
+    schedule: str = ""
+    average: str = ""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -179,12 +243,17 @@ class OptimizerName:
     @cached_property
     def tuned(self) -> str:
         """The name whose learning rate it uses: neither CProp nor averaged weights have one of their own."""
-        return f"{self.base}{'+cosine' * self.cosine}"
+        return self.base + f"+{self.schedule}" * bool(self.schedule)
 
     @cached_property
     def plain(self) -> str:
         """The name without CProp."""
-        return f"{self.tuned}{'+ema' * self.ema}"
+        return self.tuned + f"+{self.average}" * bool(self.average)
+
+    @cached_property
+    def knows_horizon(self) -> bool:
+        """Whether its steps depend on how long the run will be."""
+        return bool(self.schedule or self.recipe.horizon)
 
 
 @cache
@@ -196,17 +265,18 @@ def parse(name: str) -> OptimizerName:
 
     Example:
         >>> parse("cprop-adam+cosine")
-        OptimizerName(base='adam', cprop=True, cosine=True, ema=False)
+        OptimizerName(base='adam', cprop=True, schedule='cosine', average='')
     """
-    match = re.fullmatch(r"(cprop-)?([a-z-]+?)(\+cosine)?(\+ema)?", name)
+    schedules, averages = "|".join(SCHEDULES), "|".join(AVERAGES)
+    match = re.fullmatch(rf"(cprop-)?([a-z-]+?)(?:\+({schedules}))?(?:\+({averages}))?", name)
     if match is None or match[2] not in RECIPES:
         raise ValueError(
-            f"unknown optimizer {name!r}: choose one of {', '.join(RECIPES)}, optionally with cprop- before it and "
-            "+cosine, +ema or +cosine+ema after it"
+            f"unknown optimizer {name!r}: choose one of {', '.join(RECIPES)}, optionally with cprop- before it, and "
+            "after it +cosine or +wsd for a schedule and +average for averaged weights"
         )
     if match[1] and RECIPES[match[2]].alone:
         raise ValueError(
             f"CProp cannot wrap {match[2]}, which keeps different weights for training and evaluation: compare another "
             "optimizer"
         )
-    return OptimizerName(match[2], *(part is not None for part in (match[1], match[3], match[4])))
+    return OptimizerName(match[2], match[1] is not None, match[3] or "", match[4] or "")

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
-from cprop_lab.run.names import CPROP_DEFAULTS, KNOBS, START, OptimizerName, Setting, parse
+from cprop_lab.run.names import AVERAGES, CPROP_DEFAULTS, KNOBS, SCHEDULES, START, OptimizerName, Setting, parse
 
 __all__ = ["NUMERICS", "Precision", "Specification"]
 
@@ -33,7 +33,7 @@ class Specification:
     Args:
         workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
         optimizer: a name of ``cprop_lab.run.names.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
-            after it decays the learning rate to zero, ``+ema`` averages the weights for evaluation.
+            and ``+wsd`` after it decay the learning rate to zero, ``+average`` averages the weights for evaluation.
         lr: the learning rate, at the start where it decays.
         seed: of the initial weights, the order of the data, augmentation and dropout.
         iterations: number of steps.
@@ -163,7 +163,7 @@ class Specification:
         """Its optimizer, with the settings of CProp that differ from the defaults.
 
         Example:
-            >>> Specification("fmnist-fc", "cprop-adam+ema", lr=1e-3, settings={"cprop_c": 3.0}).label
+            >>> Specification("fmnist-fc", "cprop-adam+average", lr=1e-3, settings={"cprop_c": 3.0}).label
             'CProp(Adam), c = 3, averaged'
         """
         name = self.optimizer_name
@@ -172,7 +172,8 @@ class Specification:
         if measure != "normal":
             text = text.replace("CProp", measure.replace("_", " ").capitalize())
         turned = (f", {KNOBS[key]} = {value:g}" for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key])
-        return text + "".join(turned) + ", cosine" * name.cosine + ", averaged" * name.ema
+        after = (SCHEDULES.get(name.schedule), AVERAGES.get(name.average))
+        return text + "".join(turned) + "".join(f", {part}" for part in after if part)
 
     @cached_property
     def facet(self) -> str:

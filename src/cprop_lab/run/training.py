@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import cprop
 from cprop.optimizers.base import ConformityOptimizer
@@ -49,15 +48,12 @@ class Training:
         self.training_data, self.test_data = self.task.data()
         seed_everything(specification.seed, -1)
         self.model = self.task.model().to(self.device)
-        self.optimizer, self.scheduler = optimizers.build(specification, self.model.parameters())
-        self.average = self._average() if specification.optimizer_name.ema else None
+        self.optimizer, self.scheduler = optimizers.build(specification, self.model, self.task.warmup)
+        self.average = optimizers.average(specification, self.model)
         self.step, self.seconds = 0, 0.0
         self.rows: list[Evaluation] = []
         self._epoch, self._order = 0, self._order_of_epoch(0)
         self._warm = False
-
-    def _average(self) -> AveragedModel:
-        return AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(optimizers.EMA_DECAY))
 
     # Training.
 

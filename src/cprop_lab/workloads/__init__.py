@@ -14,7 +14,7 @@ from cprop_lab.models import convolutional, fully_connected, resnet18, resnet50,
 from cprop_lab.workloads import data, source
 from cprop_lab.workloads.images import Images
 from cprop_lab.workloads.task import Task
-from cprop_lab.workloads.text import PennTreebank
+from cprop_lab.workloads.text import CharacterGPT, PennTreebank, WordTransformers
 
 __all__ = ["WORKLOADS", "Task", "build", "code", "sources"]
 
@@ -47,6 +47,9 @@ WORKLOADS: Final[Mapping[str, Callable[..., Task]]] = {
     "tiny-imagenet-resnet": lambda: Images(network=resnet50, **TINY_IMAGENET),
     "ptb-lstm": lambda: PennTreebank(dropout=False),
     "ptb-lstm-dropout": lambda: PennTreebank(dropout=True),
+    "ptb-lstm-small": lambda: PennTreebank(embedding=100, units=200),
+    "ptb-transformer": WordTransformers,
+    "ptb-gpt": CharacterGPT,
 }
 
 

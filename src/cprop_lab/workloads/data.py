@@ -138,3 +138,15 @@ def vocabulary(source: Source) -> list[str]:
 @cache
 def _vocabulary(source: Source, address: str) -> list[str]:
     return sorted({"<eos>", *(word for sentence in _sentences(source, address, True) for word in sentence.split())})
+
+
+def characters(source: Source, training: bool) -> Tensor:
+    """A text as one long row of character numbers; a line break ends a sentence."""
+    number = {character: i for i, character in enumerate(alphabet(source))}
+    text = "".join(f"{sentence.strip()}\n" for sentence in _sentences(source, source.address(), training))
+    return torch.tensor([number[character] for character in text], dtype=torch.long)
+
+
+def alphabet(source: Source) -> list[str]:
+    """The training text's characters, in order."""
+    return sorted({"\n"}.union(*(sentence.strip() for sentence in _sentences(source, source.address(), True))))

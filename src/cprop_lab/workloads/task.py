@@ -41,6 +41,8 @@ class Task:
     metric: ClassVar[str] = ""
     #: Set to the run's before anything is called.
     batch_size: int = 32
+    #: Steps over which the learning rate rises to its value, for every optimizer alike.
+    warmup: int = 0
 
     def data(self) -> tuple[Any, Any]:
         """Training and test data: each a tuple of tensors of equal length, or a map-style dataset."""

@@ -1,4 +1,4 @@
-"""Language modelling: Penn Treebank, word by word, as in the paper's appendix C."""
+"""Language modelling on Penn Treebank: the paper's LSTM (appendix C), and two transformers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cprop_lab.models import AWDLSTM, Dropouts
+from cprop_lab.models import AWDLSTM, GPT, Dropouts, WordTransformer
 from cprop_lab.models.awd_lstm import regularisation
 from cprop_lab.workloads import data
 from cprop_lab.workloads.task import Task
 
-__all__ = ["PennTreebank", "Windows"]
-
-CLIP = 0.25
+__all__ = ["CharacterGPT", "PennTreebank", "Windows", "WordTransformers"]
 
 
 class Windows:
@@ -49,38 +47,27 @@ class Windows:
 
 
 @dataclass
-class PennTreebank(Task):
-    """AWD-LSTM on Penn Treebank: batches follow each other in the text, and the hidden state is carried over.
-
-    The text is cut into as many rows as a batch has.
+class Text(Task):
+    """Language modelling on Penn Treebank: a batch is a window of a text that is cut into as many rows as a batch has.
 
     Args:
-        dropout: the paper's strong dropout, or none.
-        length: of truncated backpropagation.
+        length: tokens per window.
     """
 
-    dropout: bool = False
     length: int = 35
 
     metric: ClassVar[str] = "perplexity"
+    clip: ClassVar[float]
+    """The largest norm of the gradient."""
+
+    def tokens(self, training: bool) -> Tensor:
+        """The training or the test text as a row of numbers; the validation text is not used."""
+        return data.text(data.PENN_TREEBANK, training)[0]
 
     def data(self) -> tuple[Any, Any]:
-        """Windows of the training and of the test text; the validation text is not used."""
-        training, test = (
-            Windows(data.text(data.PENN_TREEBANK, split)[0], self.batch_size, self.length) for split in (True, False)
-        )
+        """Windows of the training and of the test text."""
+        training, test = (Windows(self.tokens(split), self.batch_size, self.length) for split in (True, False))
         return training, test
-
-    def model(self) -> nn.Module:
-        """A new AWD-LSTM, of the vocabulary's size."""
-        words = len(data.vocabulary(data.PENN_TREEBANK))
-        model = AWDLSTM(words, dropout=Dropouts() if self.dropout else Dropouts.none())
-        model.reset(self.batch_size)
-        return model
-
-    def order(self, size: int, generator: torch.Generator) -> Tensor:
-        """The windows, one after the other."""
-        return torch.arange(size).unsqueeze(1)
 
     def take(self, data: Windows, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The window of that number: one is a whole batch."""
@@ -91,14 +78,42 @@ class PennTreebank(Task):
         """One window."""
         return 1
 
+    def before_step(self, model: nn.Module) -> None:
+        """Clip the norm of the gradient."""
+        nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+
+
+@dataclass
+class PennTreebank(Text):
+    """AWD-LSTM on Penn Treebank: batches follow each other in the text, and the hidden state is carried over.
+
+    Args:
+        dropout: the paper's strong dropout, or none.
+        embedding: features per word.
+        units: of the hidden layers.
+    """
+
+    dropout: bool = False
+    embedding: int = 400
+    units: int = 1150
+
+    clip: ClassVar[float] = 0.25
+
+    def model(self) -> nn.Module:
+        """A new AWD-LSTM, of the vocabulary's size."""
+        words = len(data.vocabulary(data.PENN_TREEBANK))
+        model = AWDLSTM(words, self.embedding, self.units, dropout=Dropouts() if self.dropout else Dropouts.none())
+        model.reset(self.batch_size)
+        return model
+
+    def order(self, size: int, generator: torch.Generator) -> Tensor:
+        """The windows, one after the other."""
+        return torch.arange(size).unsqueeze(1)
+
     def before_forward(self, model: nn.Module, step_in_epoch: int) -> None:
         """Forget the text's end at its start."""
         if step_in_epoch == 0:
             model.reset(self.batch_size)  # type: ignore[operator]
-
-    def before_step(self, model: nn.Module) -> None:
-        """Clip the norm of the gradient."""
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A hidden state of its own for an evaluation."""
@@ -113,6 +128,48 @@ class PennTreebank(Task):
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """The cross-entropy alone."""
         return {"loss": _cross_entropy(model(batch[0]).logits, batch[1])}
+
+
+@dataclass
+class WordTransformers(Text):
+    """The transformer of PyTorch's word-language-model example, on windows in random order.
+
+    Args:
+        dropout: dropout rate.
+        warmup: steps over which the learning rate rises.
+    """
+
+    dropout: float = 0.0
+    warmup: int = 50
+
+    clip: ClassVar[float] = 1.0
+
+    def model(self) -> nn.Module:
+        """A new network, of the vocabulary's size."""
+        return WordTransformer(len(data.vocabulary(data.PENN_TREEBANK)), dropout=self.dropout)
+
+    def order(self, size: int, generator: torch.Generator) -> Tensor:
+        """The windows in random order: no state is carried over."""
+        return torch.randperm(size, generator=generator).unsqueeze(1)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The cross-entropy."""
+        return _cross_entropy(model(batch[0]), batch[1])
+
+
+@dataclass
+class CharacterGPT(WordTransformers):
+    """A small GPT on the characters of the text."""
+
+    length: int = 64
+
+    def tokens(self, training: bool) -> Tensor:
+        """The text, character by character."""
+        return data.characters(data.PENN_TREEBANK, training)
+
+    def model(self) -> nn.Module:
+        """A new network, of the alphabet's size."""
+        return GPT(len(data.alphabet(data.PENN_TREEBANK)), self.length)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
