@@ -49,7 +49,7 @@ FEWEST_SEEDS, MORE_SEEDS = 3, 2
 """Of every row, and those that are added where three cannot tell two rows apart."""
 
 HORIZON: Final = 4
-"""Results are also shown for runs this many times shorter."""
+"""Results are also shown for runs this many times shorter, and the runs that tune a row are that short."""
 
 TIMINGS: Final = 3
 """Short runs of every row that measure the seconds per step, in turn; the fastest counts."""
@@ -95,6 +95,8 @@ class Scoreboard(Experiment):
         progress: Progress = SILENT,
     ) -> dict[str, Any]:
         """Run it, and return its manifest; see :meth:`Experiment.run`."""
+        quarter = {name: replace(one, selection=one.iterations // HORIZON) for name, one in preset.lengths.items()}
+        preset = replace(preset, lengths=quarter)
         lrs = {variant.setting(): variant.guess() for variant in self.variants}
         tuned = self
         if preset.select if select is None else select:
