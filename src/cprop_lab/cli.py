@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
@@ -207,6 +207,13 @@ def run(
         engine = _engine(storage, data, address, executor, cpus, gpus, eager)
         name = f"{experiment}-{preset.value}"
 
+        runs: dict[str, Any] = {}
+
+        def run_all(specifications: list[Any]) -> list[Any]:
+            done = engine.run(specifications)
+            runs.update((one.run_id, one) for one in done)
+            return list(done)
+
         def keep(manifest: dict[str, Any]) -> None:
             engine.store.write_experiment(name, {**manifest, "command": _command()})
 
@@ -214,15 +221,15 @@ def run(
             # So that 'plot' and 'report' can show the finished part of a long experiment.
             keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
 
-        keep(chosen.run(length, engine.run, select, begun, engine.progress))
-        _show(engine.store, name)
+        keep(chosen.run(length, run_all, select, begun, engine.progress))
+        _show(engine.store, name, lambda ids: [runs[one] for one in ids])
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
     if preset is PresetName.smoke:
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
 
 
-def _show(store: Any, name: str, folder: Path | None = None) -> None:
-    """Draw an experiment's figures, and print its verdicts or scores."""
+def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], folder: Path | None = None) -> None:
+    """Draw an experiment's figures, and print its verdicts or scores; its runs may have been read already."""
     from cprop_lab.analysis.pairs import pairs
     from cprop_lab.analysis.scoreboard import scores
     from cprop_lab.output import tables
@@ -230,10 +237,10 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
     from cprop_lab.output.figures import draw
 
     manifest = store.experiments()[name]
-    runs = store.runs(manifest["runs"])
+    runs = read(manifest["runs"])
     target = folder or store.local("figures") or Path("figures")
     target.mkdir(parents=True, exist_ok=True)
-    timings = store.runs(manifest.get("timings", ()))
+    timings = read(manifest.get("timings", ()))
     for suffix, figure in draw(manifest, runs, timings).items():
         path = target / f"{name}{suffix}.png"
         save(figure, path)
@@ -275,7 +282,7 @@ def plot(
                 f"no results of {experiment or 'any experiment'} in {storage}: run it first, see 'cprop-lab list'"
             )
         for name in names:
-            _show(store, name, out)
+            _show(store, name, store.runs, out)
 
 
 @app.command()

@@ -126,9 +126,7 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
     assert log.read_text() == "started\nstarted\n"
     store = Store(tmp_path)
     assert sorted(store.finished()) == sorted(run_id(run) for run in RUNS)
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        f"{run_id(run)}.{suffix}" for run in RUNS for suffix in ("json", "parquet")
-    }
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"{run_id(run)}.arrow" for run in RUNS}
     left = {path.stem for path in checkpoints.glob("[!.]*")}
     assert not left & store.finished()  # the run that failed may have one, on a slow machine
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.identity import run_id
@@ -42,29 +43,24 @@ def test_a_run_comes_back_as_it_was(tmp_path):
     assert run.provenance == {"commit": "abc"}
 
 
-def test_any_tool_reads_the_files(tmp_path):
+def test_any_tool_reads_the_file(tmp_path):
     Store(tmp_path).write(RUN, "finished", ROWS, {})
-    name = run_id(RUN)
-    assert pq.read_table(tmp_path / "runs" / f"{name}.parquet")["step"].to_pylist() == [0, 10]
-    about = json.loads((tmp_path / "runs" / f"{name}.json").read_text())
-    assert about["specification"]["optimizer"] == "cprop-adam"
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".parquet", ".json"}
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert path == tmp_path / "runs" / f"{run_id(RUN)}.arrow"
+    (row,) = feather.read_table(path).to_pylist()
+    assert row["step"] == [0, 10]
+    assert json.loads(row["about"])["specification"]["optimizer"] == "cprop-adam"
 
 
-def test_a_run_without_its_specification_is_not_finished(tmp_path):
-    """A kill between the two files: the run is run again."""
-    store = Store(tmp_path)
-    store.write(RUN, "finished", ROWS, {})
-    (tmp_path / "runs" / f"{run_id(RUN)}.json").unlink()
-    assert store.finished() == set()
+def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no finished run .*: run its experiment first"):
-        store.read(run_id(RUN))
+        Store(tmp_path).read(run_id(RUN))
 
 
 def test_half_a_file_is_not_seen(tmp_path):
     store = Store(tmp_path)
     store.write(RUN, "finished", ROWS, {})
-    (tmp_path / "runs" / ".0123-half.json").write_text("{")
+    (tmp_path / "runs" / ".0123-half.arrow").write_text("{")
     assert store.finished() == {run_id(RUN)}
 
 
@@ -92,7 +88,7 @@ def contents(store):
 
 
 def unpack(path, store):
-    """The files that were packed, with pyarrow alone."""
+    """The runs of a packed experiment as files of their own, as older versions wrote them; with pyarrow alone."""
     packed = pq.read_table(path)
     for folder, name, text in (
         ("experiments", path.stem, packed.schema.metadata[b"experiment"].decode()),
@@ -138,7 +134,7 @@ def test_packing_takes_what_belongs_to_experiments_and_can_be_repeated(tmp_path)
     store.write_experiment("begun-smoke", {"runs": ["not yet run"]})
     assert store.pack() == {"begun-smoke": 0, "one-smoke": 2, "two-smoke": 1}
     packed = {f"experiments/{name}-smoke.parquet" for name in ("begun", "one", "two")}
-    loose = {f"runs/{run_id(other)}.json", f"runs/{run_id(other)}.parquet"}
+    loose = {f"runs/{run_id(other)}.arrow"}
     assert files(tmp_path) == packed | loose
 
     reader = Store(tmp_path)

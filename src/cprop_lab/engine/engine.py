@@ -104,8 +104,8 @@ class Engine:
             ResultsLostError: if runs ended and left no results, as on storage that machines do not share.
         """
         wanted = self.by_id(specifications)
-        finished = self.store.finished()
-        missing = {name: specification for name, specification in wanted.items() if name not in finished}
+        found = {run.run_id: run for run in self.store.runs(wanted)}
+        missing = {name: specification for name, specification in wanted.items() if name not in found}
         try:
             self._check(missing.values())
             self.progress.begin(list(missing.values()), len(wanted) - len(missing))
@@ -115,7 +115,14 @@ class Engine:
             raise SweepInterruptedError from None
         finally:
             self.progress.end()
-        return [self.store.read(name) for name in wanted]
+        if missing:
+            found |= {run.run_id: run for run in self.store.runs(missing)}
+        if lacking := len(wanted) - len(found):
+            raise ResultsLostError(
+                f"{lacking} of {len(missing)} runs ended, and their results are not in {self.store.address}: give "
+                "--storage a folder that all machines share, or an address such as s3://bucket/path"
+            )
+        return [found[name] for name in wanted]
 
     def by_id(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
         """What would be executed for these, by run id: the same runs, without compilation if ``eager``."""
@@ -172,11 +179,6 @@ class Engine:
         )
         if errors := pool.run(missing):
             raise _failed(errors, missing)
-        if lacking := len(set(missing) - self.store.finished()):
-            raise ResultsLostError(
-                f"{lacking} of {len(missing)} runs ended, and their results are not in {self.store.address}: give "
-                "--storage a folder that all machines share, or an address such as s3://bucket/path"
-            )
 
     def _start(self, ray: Any) -> None:
         """Start Ray, or connect to the cluster; it stays for the next set of runs, since a search has several."""

@@ -38,8 +38,8 @@ def train(
         How the run ended.
     """
     name = run_id(specification)
-    if store.has(name):
-        return store.read(name).status
+    if (kept := store.find(name)) is not None:
+        return kept.status
     with arithmetic():
         training = resume(specification, store, name)
         written = time.monotonic()
