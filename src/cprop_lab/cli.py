@@ -133,12 +133,13 @@ def _engine(
     return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
 
 
-def _filled(storage: str) -> Any:
-    """A store to read from."""
+def _filled(storage: str, damaged: bool = False) -> Any:
+    """A store to read from; it may be damaged if that is what is looked for."""
     from cprop_lab.store import Store
 
     store = Store(storage)
-    if not store.finished() and not store.experiments():
+    broken: dict[str, str] = {}
+    if not store.finished(broken if damaged else None) and not broken and not store.experiments():
         raise ValueError(
             f"{storage} holds no results: give --storage a folder that has some, or run an experiment first"
         )
@@ -422,6 +423,22 @@ def pack(storage: Storage = "results") -> None:
         files = _filled(storage).pack()
     for name, runs in files.items():
         console.print(f"{name}.parquet: {runs} runs", highlight=False)
+
+
+@app.command()
+def check(
+    storage: Annotated[str, typer.Argument(help="A folder, or an address such as s3://bucket/path.")],
+    mend: Annotated[
+        bool, typer.Option("--mend", help="Remove what is damaged; the next 'cprop-lab run' runs it again.")
+    ] = False,
+) -> None:
+    """Read everything in a storage and list what is damaged: each run's id, its checksum, and that it can be read."""
+    with plain_errors():
+        damaged = _filled(storage, damaged=True).check(mend)
+        for line in damaged:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{len(damaged)} damaged" + ", removed unless a newer version's" * (mend and bool(damaged)))
+    raise typer.Exit(int(bool(damaged) and not mend))
 
 
 @app.command()

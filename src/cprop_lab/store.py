@@ -83,7 +83,17 @@ CONNECTIONS: Final = 32
 
 
 class DamagedError(ValueError):
-    """What is stored of a run is damaged, or written by a newer version."""
+    """What is stored of a run is damaged, or cannot be read by this version.
+
+    Args:
+        message: what is wrong.
+        run: its id.
+        newer: whether it is a newer version's, and not damaged.
+    """
+
+    def __init__(self, message: str, run: str = "", newer: bool = False) -> None:
+        super().__init__(message)
+        self.run, self.newer = run, newer
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,8 +224,8 @@ def _run(name: str, text: str, columns: Mapping[str, Values] | DamagedError) -> 
         raise DamagedError(f"its specification cannot be read ({type(error).__name__}: {error})") from error
     except DamagedError:
         raise
-    except ValueError as error:
-        raise DamagedError(str(error)) from error
+    except ValueError as error:  # as its id is right, this is how it was written
+        raise DamagedError(str(error), newer=True) from error
 
 
 class _Pack:
@@ -347,7 +357,7 @@ class Store:
         with suppress(FileNotFoundError):
             self._files.delete_file(self._path(name))
 
-    def _open_packs(self) -> None:
+    def _open_packs(self, broken: dict[str, str] | None = None) -> None:
         """Find the packed experiments; those that have not changed stay open."""
         known, self._packs, self._pack_of = self._packs, {}, {}
         for name, _, info in sorted(self._found("experiments", ".parquet"), key=lambda found: found[0]):
@@ -356,21 +366,27 @@ class Store:
             if pack is None or pack.stamp != stamp:
                 try:
                     pack = _Pack(info.path, pq.ParquetFile(self._files.open_input_file(info.path)), stamp)
-                except (pa.ArrowInvalid, KeyError) as error:
-                    raise ValueError(
-                        f"{info.path} is not a packed experiment ({error}): restore it from a copy, or delete it"
-                    ) from error
+                except (OSError, ValueError, KeyError) as error:
+                    wrong = f"{info.path} is not a packed experiment ({error}): restore it from a copy, or delete it"
+                    if broken is None:
+                        raise ValueError(wrong) from error
+                    broken[name] = wrong
+                    continue
             self._packs[name] = pack
             self._pack_of.update(dict.fromkeys(pack.rows, pack))
 
     # Runs.
 
-    def finished(self) -> set[str]:
-        """The ids of all finished runs."""
+    def finished(self, broken: dict[str, str] | None = None) -> set[str]:
+        """The ids of all finished runs.
+
+        Raises:
+            ValueError: if a packed experiment is damaged, unless what is broken is to be collected, by name.
+        """
         # In this order, as packing writes before it deletes: a run that moves meanwhile is seen.
         found = sorted(self._found("runs", ".json", ".arrow"), key=lambda file: file[1], reverse=True)
         self._own = {name: suffix for name, suffix, _ in found}  # of a run that has both, .arrow is the newer
-        self._open_packs()
+        self._open_packs(broken)
         return {*self._own, *self._pack_of}
 
     def write(
@@ -437,7 +453,9 @@ class Store:
     def _damaged(self, name: str, error: DamagedError) -> DamagedError:
         """The same error, with the file's name and what to do."""
         path = self._path(f"runs/{name}{self._own[name]}") if name in self._own else self._pack_of[name].path
-        return DamagedError(f"{path}: run {name} is damaged, as {error}; run its experiment again")
+        if error.newer:
+            return DamagedError(f"{path}: run {name} cannot be read, {error}: install that version", name, newer=True)
+        return DamagedError(f"{path}: run {name} is damaged, {error}: run its experiment again", name)
 
     def find(self, name: str) -> Run | None:
         """A run that has a file of its own, by one lookup; None if there is none, or it is damaged."""
@@ -519,8 +537,32 @@ class Store:
         texts = self._each(self._read, [f"experiments/{name}.json" for name in loose])
         self._open_packs()
         found = {name: pack.about for name, pack in self._packs.items()}
-        found |= {name: json.loads(text) for name, text in zip(loose, texts, strict=True) if text}
+        for name, text in zip(loose, texts, strict=True):
+            try:
+                found |= {name: json.loads(text)} if text else {}
+            except ValueError as error:
+                path = self._path(f"experiments/{name}.json")
+                raise ValueError(f"{path} is damaged ({error}): delete it, and run the experiment again") from error
         return dict(sorted(found.items()))
+
+    def check(self, mend: bool = False) -> list[str]:
+        """Read all that is stored, and say what is damaged.
+
+        Args:
+            mend: whether to remove what is damaged, so that it is run again. What a newer version wrote is left alone.
+        """
+        broken: dict[str, str] = {}
+        damaged = [one for one in self._runs(self.finished(broken)) if isinstance(one, DamagedError)]
+        if mend:
+            for name in broken:
+                self._delete(f"experiments/{name}.parquet")
+            lost = {one.run for one in damaged if not one.newer}
+            own = lost & self._own.keys()
+            for name, pack in self._packs.items():
+                if bad := {run for run in lost - own if self._pack_of[run] is pack}:  # others may have a good copy
+                    self._pack(name, pack.about, pack.rows.keys() - bad)
+            list(self._each(self._delete_run, sorted(own)))
+        return [*broken.values(), *map(str, damaged)]
 
     def pack(self) -> dict[str, int]:
         """Put each experiment into one Parquet file with one row per run, to commit or to pass on.
