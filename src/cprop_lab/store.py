@@ -18,11 +18,13 @@ import io
 import json
 import os
 import shutil
+import socket
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +41,7 @@ from cprop_lab.run.evaluation import BINS, Evaluation, Status
 from cprop_lab.run.identity import digest, resolve, run_id
 from cprop_lab.run.specification import Specification
 
-__all__ = ["DamagedError", "Manifest", "Run", "Store", "measured"]
+__all__ = ["DamagedError", "Manifest", "Run", "StorageError", "Store", "measured"]
 
 Manifest = Mapping[str, Any]
 """What is stored about an experiment: its runs, and what a reader should know."""
@@ -82,6 +84,10 @@ CONNECTIONS: Final = 32
 """Files that are read at the same time from storage that is not a disk: most of the time goes into waiting."""
 
 
+SEEN_WITHIN: Final = 5.0
+"""Seconds after which what one machine has written is seen by all."""
+
+
 class DamagedError(ValueError):
     """What is stored of a run is damaged, or cannot be read by this version.
 
@@ -94,6 +100,10 @@ class DamagedError(ValueError):
     def __init__(self, message: str, run: str = "", newer: bool = False) -> None:
         super().__init__(message)
         self.run, self.newer = run, newer
+
+
+class StorageError(OSError):
+    """The storage cannot be used: it is full, read-only, or not shared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +314,16 @@ class Store:
         return f"{self._root}/{name}"
 
     def _write(self, name: str, contents: bytes | Path) -> None:
-        path = self._path(name)
+        try:
+            self._write_whole(self._path(name), contents)
+        except OSError as error:
+            # On a full disk pyarrow's message has several sentences.
+            told = os.strerror(error.errno) if error.errno else str(error)
+            raise StorageError(
+                f"{self._path(name)} cannot be written: {told}. Make room, or give --storage another place"
+            ) from error
+
+    def _write_whole(self, path: str, contents: bytes | Path) -> None:
         if self._files.type_name in ATOMIC:
             self._put(path, contents)
             return
@@ -493,6 +512,37 @@ class Store:
             else:
                 found[one.run_id] = one
         return [found[name] for name in wanted if name in found]
+
+    # A file of the driver's, by which a worker sees that both have the same storage.
+
+    @contextmanager
+    def marked(self) -> Iterator[str]:
+        """Put a mark there for a while, and give its name.
+
+        Raises:
+            StorageError: if nothing can be written; so this is known before anything is started.
+        """
+        name = f"marks/{uuid4().hex}"
+        self._write(name, b"The driver of a sweep was here.\n")
+        try:
+            yield name
+        finally:
+            self._delete(name)
+
+    def look_for(self, mark: str) -> None:
+        """Look for another process's mark.
+
+        Raises:
+            StorageError: if it is not there.
+        """
+        end = time.monotonic() + SEEN_WITHIN
+        while self._read(mark) is None:
+            if time.monotonic() > end:
+                raise StorageError(
+                    f"{socket.gethostname()} does not see the driver's files in {self.address}: give --storage a "
+                    "folder that all machines share, or an address such as s3://bucket/path"
+                )
+            time.sleep(0.5)
 
     # Checkpoints of runs that are not finished.
 

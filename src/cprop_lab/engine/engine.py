@@ -26,7 +26,7 @@ from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import CHECKPOINT_SECONDS, train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Run, Store
+from cprop_lab.store import Run, StorageError, Store
 from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
@@ -101,7 +101,8 @@ class Engine:
             SweepInterruptedError: if the user stopped it.
             TaskError: if a task would fail in its first step; raised before anything is started.
             RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
-            ResultsLostError: if runs ended and left no results, as on storage that machines do not share.
+            StorageError: if the storage is full, read-only, or not shared by all machines.
+            ResultsLostError: if runs ended and left no results.
         """
         wanted = self.by_id(specifications)
         found = {run.run_id: run for run in self.store.runs(wanted)}
@@ -110,7 +111,8 @@ class Engine:
             self._check(missing.values())
             self.progress.begin(list(missing.values()), len(wanted) - len(missing))
             if missing:
-                (self._on_ray if self.executor == "ray" else self._in_process)(missing)
+                with self.store.marked() as mark:
+                    self._on_ray(missing, mark) if self.executor == "ray" else self._in_process(missing)
         except KeyboardInterrupt:
             raise SweepInterruptedError from None
         finally:
@@ -150,13 +152,15 @@ class Engine:
                         partial(self.progress.evaluated, specification),
                         self.checkpoint_seconds,
                     )
+                except StorageError:
+                    raise
                 except Exception as error:
                     raise _failed({specification: source.told(error)}, missing) from error
                 self.progress.ended(specification)
         finally:
             torch.set_num_threads(threads)
 
-    def _on_ray(self, missing: Mapping[str, Specification]) -> None:
+    def _on_ray(self, missing: Mapping[str, Specification], mark: str) -> None:
         for name, value in (RAY if self.address else RAY | alone()).items():
             os.environ.setdefault(name, value)
         if self.address is None:
@@ -175,7 +179,14 @@ class Engine:
         self.progress.waiting()
         sources = workloads.sources(run.workload for run in missing.values())
         pool = Pool(
-            self.store.address, sources, self.cpus, self.gpus, self.retries, self.checkpoint_seconds, self.progress
+            self.store.address,
+            mark,
+            sources,
+            self.cpus,
+            self.gpus,
+            self.retries,
+            self.checkpoint_seconds,
+            self.progress,
         )
         if errors := pool.run(missing):
             raise _failed(errors, missing)
