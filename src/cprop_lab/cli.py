@@ -78,6 +78,14 @@ ExecutorOption = Annotated[
 ]
 Cpus = Annotated[int, typer.Option(help="CPU cores per run; as many runs as fit are executed in parallel.")]
 Gpus = Annotated[float, typer.Option(help="GPUs per run (may be fractional).")]
+Checkpoints = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-seconds",
+        min=0,
+        help="Seconds between two checkpoints of a run. Default: 30, or more if writing them took over a twentieth.",
+    ),
+]
 Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's step: slower, but needs no C++ compiler.")]
 
 
@@ -117,7 +125,14 @@ def _experiment(name: str) -> Any:
 
 
 def _engine(
-    storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float, eager: bool
+    storage: str,
+    data: Path | None,
+    address: str | None,
+    executor: Executor,
+    cpus: int,
+    gpus: float,
+    eager: bool,
+    checkpoint_seconds: float | None,
 ) -> Any:
     from cprop_lab.engine.engine import Engine
     from cprop_lab.engine.live_table import LiveTable
@@ -130,7 +145,16 @@ def _engine(
             f"no C++ compiler {compiler!r} found, which torch needs to compile CProp's step: install one (Debian: "
             "apt install g++), set the environment variable CXX to yours, or pass --eager"
         )
-    return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
+    return Engine(
+        Store(storage),
+        executor.value,
+        address,
+        cpus,
+        gpus,
+        checkpoint_seconds=checkpoint_seconds,
+        eager=eager,
+        progress=LiveTable(console),
+    )
 
 
 def _filled(storage: str, damaged: bool = False) -> Any:
@@ -194,6 +218,7 @@ def run(
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
     eager: Eager = False,
+    checkpoint_seconds: Checkpoints = None,
 ) -> None:
     """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
     from cprop_lab.experiments import PRESETS
@@ -205,7 +230,7 @@ def run(
         length = PRESETS[preset.value]
         if seeds is not None:
             length = replace(length, seeds=seeds)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         name = f"{experiment}-{preset.value}"
 
         runs: dict[str, Any] = {}
@@ -329,6 +354,7 @@ def compare(
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
     eager: Eager = False,
+    checkpoint_seconds: Checkpoints = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab.experiments import comparison
@@ -349,7 +375,7 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         bases = optimizers.split(",")
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)

@@ -23,7 +23,7 @@ from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterrupted
 from cprop_lab.engine.check import check, trimmed
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
-from cprop_lab.engine.train import CHECKPOINT_SECONDS, train
+from cprop_lab.engine.train import train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, StorageError, Store
@@ -72,7 +72,7 @@ class Engine:
         cpus: per run; as many runs as fit are executed in parallel.
         gpus: per run (may be fractional).
         retries: how often a killed run is restarted; a run that raised an exception is not.
-        checkpoint_seconds: how much work a kill may cost a run.
+        checkpoint_seconds: how much work a kill may cost a run; by default 30 seconds, or more if writing takes long.
         eager: whether to use no compiled steps.
         progress: notified of how far it is.
 
@@ -89,7 +89,7 @@ class Engine:
     cpus: int = 1
     gpus: float = 0
     retries: int = 3
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    checkpoint_seconds: float | None = None
     eager: bool = False
     progress: Progress = field(default_factory=Progress)
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)

@@ -56,7 +56,7 @@ def work(
     sources: Sources,
     address: str,
     mark: str,
-    checkpoint_seconds: float,
+    checkpoint_seconds: float | None,
     threads: int,
     mailbox: Any = None,
 ) -> str:
@@ -116,7 +116,7 @@ class Pool:
     cpus: int = 1
     gpus: float = 0
     retries: int = 3
-    checkpoint_seconds: float = 30.0
+    checkpoint_seconds: float | None = None
     progress: Progress = field(default_factory=Progress)
 
     def slots(self) -> int:
