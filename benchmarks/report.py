@@ -201,6 +201,24 @@ def engine() -> str:
     )
 
 
+def store() -> str:
+    """CPU time and memory of commands on large stores."""
+    run = results("store")
+    rows = [
+        [
+            row["command"] + ", packed" * row["packed"],
+            f"{row['runs']:,}",
+            f"{row['cpu_seconds']:.1f}",
+            f"{1e3 * row['cpu_seconds'] / row['runs']:.2f}",
+            f"{row['peak_mib']:.0f}",
+        ]
+        for row in sorted(run["rows"], key=lambda row: (row["packed"], row["command"], row["runs"]))
+    ]
+    headings = ["command", "runs", "CPU seconds", "ms per run", "peak memory, MiB"]
+    how = f"Made by `python -m benchmarks.store`, on a busy machine; runs have {run['evaluations']} evaluations each."
+    return f"{Table(headings, rows).markdown()}\n\n{how}"
+
+
 def programme() -> str:
     """The cost of the paper's experiments."""
     run = results("programme")
@@ -295,6 +313,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cost by bytes": cost_by_bytes,
     "cost at scale": cost_at_scale,
     "engine": engine,
+    "store": store,
     "programme": programme,
     "monitor": monitor,
     "cell states": cell_states,

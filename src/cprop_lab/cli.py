@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
@@ -78,6 +78,14 @@ ExecutorOption = Annotated[
 ]
 Cpus = Annotated[int, typer.Option(help="CPU cores per run; as many runs as fit are executed in parallel.")]
 Gpus = Annotated[float, typer.Option(help="GPUs per run (may be fractional).")]
+Checkpoints = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-seconds",
+        min=0,
+        help="Seconds between two checkpoints of a run. Default: 30, or more if writing them took over a twentieth.",
+    ),
+]
 Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's step: slower, but needs no C++ compiler.")]
 
 
@@ -117,7 +125,14 @@ def _experiment(name: str) -> Any:
 
 
 def _engine(
-    storage: str, data: Path | None, address: str | None, executor: Executor, cpus: int, gpus: float, eager: bool
+    storage: str,
+    data: Path | None,
+    address: str | None,
+    executor: Executor,
+    cpus: int,
+    gpus: float,
+    eager: bool,
+    checkpoint_seconds: float | None,
 ) -> Any:
     from cprop_lab.engine.engine import Engine
     from cprop_lab.engine.live_table import LiveTable
@@ -130,15 +145,25 @@ def _engine(
             f"no C++ compiler {compiler!r} found, which torch needs to compile CProp's step: install one (Debian: "
             "apt install g++), set the environment variable CXX to yours, or pass --eager"
         )
-    return Engine(Store(storage), executor.value, address, cpus, gpus, eager=eager, progress=LiveTable(console))
+    return Engine(
+        Store(storage),
+        executor.value,
+        address,
+        cpus,
+        gpus,
+        checkpoint_seconds=checkpoint_seconds,
+        eager=eager,
+        progress=LiveTable(console),
+    )
 
 
-def _filled(storage: str) -> Any:
-    """A store to read from."""
+def _filled(storage: str, damaged: bool = False) -> Any:
+    """A store to read from; it may be damaged if that is what is looked for."""
     from cprop_lab.store import Store
 
     store = Store(storage)
-    if not store.finished() and not store.experiments():
+    broken: dict[str, str] = {}
+    if not store.finished(broken if damaged else None) and not broken and not store.experiments():
         raise ValueError(
             f"{storage} holds no results: give --storage a folder that has some, or run an experiment first"
         )
@@ -193,6 +218,7 @@ def run(
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
     eager: Eager = False,
+    checkpoint_seconds: Checkpoints = None,
 ) -> None:
     """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
     from cprop_lab.experiments import PRESETS
@@ -204,8 +230,15 @@ def run(
         length = PRESETS[preset.value]
         if seeds is not None:
             length = replace(length, seeds=seeds)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         name = f"{experiment}-{preset.value}"
+
+        runs: dict[str, Any] = {}
+
+        def run_all(specifications: list[Any]) -> list[Any]:
+            done = engine.run(specifications)
+            runs.update((one.run_id, one) for one in done)
+            return list(done)
 
         def keep(manifest: dict[str, Any]) -> None:
             engine.store.write_experiment(name, {**manifest, "command": _command()})
@@ -214,15 +247,15 @@ def run(
             # So that 'plot' and 'report' can show the finished part of a long experiment.
             keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
 
-        keep(chosen.run(length, engine.run, select, begun, engine.progress))
-        _show(engine.store, name)
+        keep(chosen.run(length, run_all, select, begun, engine.progress))
+        _show(engine.store, name, lambda ids: [runs[one] for one in ids])
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
     if preset is PresetName.smoke:
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
 
 
-def _show(store: Any, name: str, folder: Path | None = None) -> None:
-    """Draw an experiment's figures, and print its verdicts or scores."""
+def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], folder: Path | None = None) -> None:
+    """Draw an experiment's figures, and print its verdicts or scores; its runs may have been read already."""
     from cprop_lab.analysis.pairs import pairs
     from cprop_lab.analysis.scoreboard import scores
     from cprop_lab.output import tables
@@ -230,10 +263,10 @@ def _show(store: Any, name: str, folder: Path | None = None) -> None:
     from cprop_lab.output.figures import draw
 
     manifest = store.experiments()[name]
-    runs = store.runs(manifest["runs"])
+    runs = read(manifest["runs"])
     target = folder or store.local("figures") or Path("figures")
     target.mkdir(parents=True, exist_ok=True)
-    timings = store.runs(manifest.get("timings", ()))
+    timings = read(manifest.get("timings", ()))
     for suffix, figure in draw(manifest, runs, timings).items():
         path = target / f"{name}{suffix}.png"
         save(figure, path)
@@ -275,7 +308,7 @@ def plot(
                 f"no results of {experiment or 'any experiment'} in {storage}: run it first, see 'cprop-lab list'"
             )
         for name in names:
-            _show(store, name, out)
+            _show(store, name, store.runs, out)
 
 
 @app.command()
@@ -321,6 +354,7 @@ def compare(
     cpus: Cpus = 1,
     gpus: Gpus = 0.0,
     eager: Eager = False,
+    checkpoint_seconds: Checkpoints = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab.experiments import comparison
@@ -341,7 +375,7 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         bases = optimizers.split(",")
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
@@ -415,6 +449,22 @@ def pack(storage: Storage = "results") -> None:
         files = _filled(storage).pack()
     for name, runs in files.items():
         console.print(f"{name}.parquet: {runs} runs", highlight=False)
+
+
+@app.command()
+def check(
+    storage: Annotated[str, typer.Argument(help="A folder, or an address such as s3://bucket/path.")],
+    mend: Annotated[
+        bool, typer.Option("--mend", help="Remove what is damaged; the next 'cprop-lab run' runs it again.")
+    ] = False,
+) -> None:
+    """Read everything in a storage and list what is damaged: each run's id, its checksum, and that it can be read."""
+    with plain_errors():
+        damaged = _filled(storage, damaged=True).check(mend)
+        for line in damaged:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{len(damaged)} damaged" + ", removed unless a newer version's" * (mend and bool(damaged)))
+    raise typer.Exit(int(bool(damaged) and not mend))
 
 
 @app.command()

@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_things_resumable(tmp_path, generated):
     )
     with process:
         end = time.monotonic() + 300
-        while len(list((tmp_path / "results").glob("runs/*.json"))) < 2 and time.monotonic() < end:
+        while len(list((tmp_path / "results").glob("runs/*.arrow"))) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=300)

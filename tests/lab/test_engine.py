@@ -17,7 +17,7 @@ from cprop_lab.engine.engine import Engine
 from cprop_lab.engine.progress import Progress
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Store
+from cprop_lab.store import StorageError, Store
 
 TESTS = Path(__file__).parent
 SLOW = Specification("tasks:Slow", "cprop-adam", lr=1e-2, iterations=600, evaluate_every=100, settings={"fused": False})
@@ -126,9 +126,7 @@ def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pa
     assert log.read_text() == "started\nstarted\n"
     store = Store(tmp_path)
     assert sorted(store.finished()) == sorted(run_id(run) for run in RUNS)
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        f"{run_id(run)}.{suffix}" for run in RUNS for suffix in ("json", "parquet")
-    }
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"{run_id(run)}.arrow" for run in RUNS}
     left = {path.stem for path in checkpoints.glob("[!.]*")}
     assert not left & store.finished()  # the run that failed may have one, on a slow machine
 
@@ -176,6 +174,81 @@ def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
 def test_an_error_of_a_task_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"there are 500 examples, and a batch takes 1000: give a smaller batch size"):
         Engine(Store(tmp_path), executor="process").run([QUICK.replace(batch_size=1000)])
+
+
+# Storage that cannot be used.
+
+
+UNSHARED = """
+import sys, time
+from cprop_lab import workloads
+from cprop_lab.engine.engine import Engine
+from cprop_lab.run.identity import run_id
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import StorageError, Store
+
+run = Specification.from_json(sys.argv[2])
+engine = Engine(Store(sys.argv[1] + "/driver"))
+engine.run([run])  # starts Ray
+from cprop_lab.engine.pool import Pool
+
+# There is one machine here: its workers are given another folder than the one with the driver's mark.
+with engine.store.marked() as mark:
+    pool = Pool(Store(sys.argv[1] + "/worker").address, mark, workloads.sources([run.workload]))
+    begun = time.monotonic()
+    try:
+        pool.run({run_id(one): one for one in (run.replace(seed=seed) for seed in range(1, 9))})
+    except StorageError as error:
+        print(round(time.monotonic() - begun), error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_worker_that_does_not_share_the_storage_ends_the_sweep(tmp_path):
+    (line,) = said_by(UNSHARED, tmp_path, QUICK.to_json()).splitlines()[-1:]
+    found = re.fullmatch(
+        r"(\d+) \S+ does not see the driver's files in file:.*worker: give --storage a folder .*", line
+    )
+    assert int(found[1]) < 60
+    assert not list(tmp_path.glob("*/marks/*"))
+    assert not (tmp_path / "worker").exists()
+
+
+def said_by(program, *words):
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", program, *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=900, check=True)
+    return done.stdout
+
+
+FULL = """
+import resource, sys
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
+
+# A limit of the operating system: what a process writes beyond it fails as on a full disk.
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    Engine(Store(sys.argv[1]), executor="process").run([Specification.from_json(sys.argv[2])])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(tmp_path):
+    (line,) = said_by(FULL, tmp_path / "store", QUICK.to_json()).splitlines()
+    assert re.search(rf"runs/{run_id(QUICK)}\.arrow cannot be written: File too large\. Make room, or give --st", line)
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+def test_read_only_storage_is_told_before_anything_is_started():
+    with pytest.raises(
+        StorageError, match=r"/sys/cprop/marks/\w+ cannot be written: .*\. Make room, or give --storage"
+    ):
+        Engine(Store("/sys/cprop")).run([QUICK])
 
 
 def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):

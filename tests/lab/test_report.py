@@ -1,5 +1,6 @@
 """The page holds the numbers, says what is missing, and needs nothing but itself."""
 
+import csv
 import re
 from html.parser import HTMLParser
 
@@ -91,7 +92,7 @@ def page_of(store, tmp_path):
 def test_the_numbers_are_those_worked_out_by_hand(store, tmp_path):
     keep(store, pair(store))
     text, page = page_of(store, tmp_path)
-    to_target, ends, runs = page.tables
+    to_target, ends = page.tables
     assert to_target[1] == [
         "CProp(SGD)",
         "2",
@@ -108,8 +109,14 @@ def test_the_numbers_are_those_worked_out_by_hand(store, tmp_path):
         ["SGD", "0.1", "2", "2", "3", "81.0 ± 1.4 %", "10"],
         ["CProp(SGD)", "0.1", "2", "2", "3", "81.0 ± 1.4 %", "20"],
     ]
-    assert len(runs) == 5
-    assert {row[1] for row in runs[1:]} == {"finished"}
+    (link,) = (value for name, value in page.attributes if name == "href" and not value.startswith("#"))
+    assert link == "report-runs/fmnist-fc-reduced.csv"
+    with (tmp_path / "folder" / link).open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    assert {run["ended"] for run in runs} == {"finished"}
+    assert [(run["optimizer"], run["seed"]) for run in runs] == [
+        (name, seed) for name in ("sgd", "cprop-sgd") for seed in "01"
+    ]
     assert text.count("<figure") == 2
     assert text.count('<figure class="bars"') == 1  # which a phone shows whole
     for words in ("It is faster.", "Figure 2", "reduced: shorter than the paper", "2.13.0", "0123abc", "sgd: 0.1"):
@@ -125,7 +132,7 @@ def test_it_needs_nothing_but_itself(store, tmp_path):
     assert "http" not in text
     assert "<script" not in text
     links = [value for name, value in page.attributes if name in ("src", "href", "xlink:href")]
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+    assert all(link.startswith(("#", "data:image/png;base64,", "report-runs/")) for link in links)
     assert {link[1:] for link in links if link.startswith("#")} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
 
@@ -153,6 +160,20 @@ def test_what_is_missing_is_named_with_the_command_that_finishes_it(store, tmp_p
     assert re.search(r"1 of 5 runs are not finished and are\s+missing below: <code>feedfeedfeedfeed</code>", text)
     assert re.search(r"To finish them:\s+<pre>cprop-lab run fmnist-fc --preset reduced</pre>", text)
     assert "1 of 5 runs missing" in text  # in the contents, too
+
+
+@pytest.mark.slow
+def test_the_page_stays_small_however_many_runs_there_are(store, tmp_path):
+    few = [write(store, specification(name, seed), PLAIN) for name in ("sgd", "cprop-sgd") for seed in range(300)]
+    keep(store, few)
+    small = len(page_of(store, tmp_path)[0])
+    more = [write(store, specification(name, 300 + i), PLAIN) for name in ("sgd", "cprop-sgd") for i in range(300)]
+    keep(store, [*few, *more, *(f"{i:016x}" for i in range(1000))])
+    text, _ = page_of(store, tmp_path)
+    assert len(text) < 1.1 * small
+    assert "1000 of 2200 runs are not finished" in text
+    assert "and 980 more" in text
+    assert (tmp_path / "folder" / "report-runs" / "fmnist-fc-reduced.csv").read_text().count("\n") == 1201
 
 
 @pytest.mark.parametrize("kind", ["curves", "histogram", "learning-rates"])
@@ -188,7 +209,7 @@ def test_what_was_not_reached_or_diverged_is_told(store, tmp_path):
     ] + [write(store, specification("cprop-adam", seed), FASTER) for seed in (0, 1)]
     keep(store, [*some, *none, *lost])
     text, page = page_of(store, tmp_path)
-    to_target, ends, _ = page.tables
+    to_target, ends = page.tables
     cells = {row[0]: row for row in to_target[1:]}
     assert cells["CProp(SGD)"][3:5] + cells["CProp(SGD)"][-1:] == ["300", "0.75", "1 of 2"]
     assert cells["CProp(SGD) (batch size 64)"][3:5] == ["not reached"] * 2

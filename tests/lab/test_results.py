@@ -1,17 +1,22 @@
 """What is kept: readable by anyone, whole or not there, and nothing that runs code."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
+from typer.testing import CliRunner
 
+from cprop_lab.cli import app
+from cprop_lab.engine.engine import Engine
 from cprop_lab.run.evaluation import BINS
-from cprop_lab.run.identity import run_id
+from cprop_lab.run.identity import digest, run_id
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import SCHEMA, Store
+from cprop_lab.store import SCHEMA, DamagedError, Store
 
 RUN = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, settings={"cprop_c": 3.0})
 ROWS = [
@@ -42,29 +47,24 @@ def test_a_run_comes_back_as_it_was(tmp_path):
     assert run.provenance == {"commit": "abc"}
 
 
-def test_any_tool_reads_the_files(tmp_path):
+def test_any_tool_reads_the_file(tmp_path):
     Store(tmp_path).write(RUN, "finished", ROWS, {})
-    name = run_id(RUN)
-    assert pq.read_table(tmp_path / "runs" / f"{name}.parquet")["step"].to_pylist() == [0, 10]
-    about = json.loads((tmp_path / "runs" / f"{name}.json").read_text())
-    assert about["specification"]["optimizer"] == "cprop-adam"
-    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".parquet", ".json"}
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert path == tmp_path / "runs" / f"{run_id(RUN)}.arrow"
+    (row,) = feather.read_table(path).to_pylist()
+    assert row["step"] == [0, 10]
+    assert json.loads(row["about"])["specification"]["optimizer"] == "cprop-adam"
 
 
-def test_a_run_without_its_specification_is_not_finished(tmp_path):
-    """A kill between the two files: the run is run again."""
-    store = Store(tmp_path)
-    store.write(RUN, "finished", ROWS, {})
-    (tmp_path / "runs" / f"{run_id(RUN)}.json").unlink()
-    assert store.finished() == set()
+def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no finished run .*: run its experiment first"):
-        store.read(run_id(RUN))
+        Store(tmp_path).read(run_id(RUN))
 
 
 def test_half_a_file_is_not_seen(tmp_path):
     store = Store(tmp_path)
     store.write(RUN, "finished", ROWS, {})
-    (tmp_path / "runs" / ".0123-half.json").write_text("{")
+    (tmp_path / "runs" / ".0123-half.arrow").write_text("{")
     assert store.finished() == {run_id(RUN)}
 
 
@@ -92,7 +92,7 @@ def contents(store):
 
 
 def unpack(path, store):
-    """The files that were packed, with pyarrow alone."""
+    """The runs of a packed experiment as files of their own, as older versions wrote them; with pyarrow alone."""
     packed = pq.read_table(path)
     for folder, name, text in (
         ("experiments", path.stem, packed.schema.metadata[b"experiment"].decode()),
@@ -138,7 +138,7 @@ def test_packing_takes_what_belongs_to_experiments_and_can_be_repeated(tmp_path)
     store.write_experiment("begun-smoke", {"runs": ["not yet run"]})
     assert store.pack() == {"begun-smoke": 0, "one-smoke": 2, "two-smoke": 1}
     packed = {f"experiments/{name}-smoke.parquet" for name in ("begun", "one", "two")}
-    loose = {f"runs/{run_id(other)}.json", f"runs/{run_id(other)}.parquet"}
+    loose = {f"runs/{run_id(other)}.arrow"}
     assert files(tmp_path) == packed | loose
 
     reader = Store(tmp_path)
@@ -185,3 +185,125 @@ def test_a_file_that_is_no_packed_experiment_is_named(tmp_path, damage):
         ValueError, match=r"one-smoke\.parquet is not a packed experiment .*: restore it from a copy, or"
     ):
         store.runs()
+
+
+# Damage.
+
+
+def edited(run, **changes):
+    """A row with its text changed."""
+    about = json.loads(run["about"][0].as_py())
+    about["specification"] |= changes
+    return run.set_column(1, "about", [[json.dumps(about)]])
+
+
+def newer(run):
+    """A row that has a field this version does not know, and the id that belongs to it."""
+    about = json.loads(run["about"][0].as_py())
+    about["specification"]["colour"] = "red"
+    about["identity"] = digest(about["specification"])
+    return run.set_column(0, "identity", [[about["identity"]]]).set_column(1, "about", [[json.dumps(about)]])
+
+
+def swapped(run):
+    return run.set_column(run.schema.get_field_index("train_loss"), "train_loss", run["test_loss"])
+
+
+@pytest.mark.parametrize(
+    ("damage", "wrong"),
+    [
+        ("cut short", r"it cannot be read \(.*\)"),
+        ("another file", "it cannot be read"),
+        ("another run's", "it is another run's"),
+        ("edited", "its specification is another run's, or was edited"),
+        ("swapped curves", "its curves are another run's, or were changed"),
+    ],
+)
+def test_a_damaged_run_is_named_and_run_again(tmp_path, damage, wrong):
+    quick = RUN.replace(iterations=10, evaluate_every=5, settings={"fused": False})
+    engine = Engine(Store(tmp_path), executor="process")
+    (run,) = engine.run([quick])
+    engine.store.write(RUN, "finished", ROWS, {})
+    path = tmp_path / "runs" / f"{run.run_id}.arrow"
+    row = feather.read_table(path)
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "another file":
+        path.write_text("{}")
+    elif damage == "another run's":
+        path.write_bytes((tmp_path / "runs" / f"{run_id(RUN)}.arrow").read_bytes())
+    else:
+        feather.write_feather(edited(row, seed=7) if damage == "edited" else swapped(row), path, "uncompressed")
+    named = rf"runs/{run.run_id}\.arrow: run {run.run_id} is damaged, {wrong}.*: run its experiment again"
+    with pytest.raises(DamagedError, match=named):
+        engine.store.read(run.run_id)
+    assert [bool(re.search(named, line)) for line in engine.store.check()] == [True]
+    with pytest.warns(UserWarning, match=named):
+        assert [one.run_id for one in engine.store.runs()] == [run_id(RUN)]
+    with pytest.warns(UserWarning, match=named):
+        (again,) = engine.run([quick])
+    assert again.column("train_loss").tolist() == run.column("train_loss").tolist()
+    assert engine.store.check() == []
+
+
+def test_missing_curves_of_an_older_version_are_named(tmp_path):
+    unpack(EVIDENCE / "experiments" / "scale-histogram-reduced.parquet", tmp_path)
+    path = next((tmp_path / "runs").glob("*.parquet"))
+    path.unlink()
+    (line,) = Store(tmp_path).check(mend=True)
+    assert re.search(rf"{path.stem}\.json: run {path.stem} is damaged, {path.name}, its curves, is missing", line)
+    assert not path.with_suffix(".json").exists()
+    assert Store(tmp_path).check() == []
+
+
+def test_what_a_newer_version_wrote_is_not_mended(tmp_path):
+    store = Store(tmp_path)
+    store.write(RUN, "finished", ROWS, {})
+    row = newer(feather.read_table(tmp_path / "runs" / f"{run_id(RUN)}.arrow"))
+    path = tmp_path / "runs" / f"{row['identity'][0].as_py()}.arrow"
+    feather.write_feather(row, path, "uncompressed")
+    (line,) = store.check(mend=True)
+    assert re.search(rf"{path.name}: run {path.stem} cannot be read, unknown fields colour: .* install that", line)
+    assert path.exists()
+
+
+def test_a_damaged_row_of_a_packed_experiment_is_mended(tmp_path):
+    store = Store(tmp_path)
+    runs = [RUN.replace(seed=seed) for seed in range(3)]
+    for run in runs:
+        store.write(run, "finished", ROWS, {})
+    store.write_experiment("one-smoke", {"runs": [run_id(run) for run in runs]})
+    store.pack()
+    path = tmp_path / "experiments" / "one-smoke.parquet"
+    table = pq.read_table(path)
+    texts = table["about"].to_pylist()
+    texts[1] = texts[1].replace('"seed": ', '"seed": 7')
+    pq.write_table(table.set_column(1, "about", [texts]), path)
+    bad = table["identity"][1].as_py()
+    (line,) = store.check(mend=True)
+    assert re.search(rf"one-smoke\.parquet: run {bad} is damaged, its specification is another run's", line)
+    assert store.check() == []
+    assert store.finished() == {run_id(run) for run in runs} - {bad}
+    store.write(next(run for run in runs if run_id(run) == bad), "finished", ROWS, {})
+    assert store.pack() == {"one-smoke": 3}
+    assert len(Store(tmp_path).runs()) == 3
+
+
+def test_the_command_lists_damage_and_mends_it(tmp_path):
+    store = Store(tmp_path)
+    store.write(RUN, "finished", ROWS, {})
+    store.write_experiment("one-smoke", {"runs": []})
+    store.pack()
+    path = tmp_path / "experiments" / "one-smoke.parquet"
+    path.write_bytes(path.read_bytes()[:-10])
+
+    def check(*words):
+        told = CliRunner().invoke(app, ["check", str(tmp_path), *words])
+        return told.exit_code, told.stdout
+
+    code, said = check()
+    assert code == 1
+    assert "one-smoke.parquet is not a packed experiment" in said
+    assert "1 damaged" in said
+    assert check("--mend")[0] == 0
+    assert check() == (0, "0 damaged\n")

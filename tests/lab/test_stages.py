@@ -96,4 +96,5 @@ def test_results_are_listed_drawn_and_reported_without_torch(tmp_path):
     command = [sys.executable, "-c", READING, str(tmp_path / "store"), str(page)]
     told = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout
     assert "Figure: " in told
-    assert run_id(run) in page.read_text()
+    assert "page-runs/fmnist-fc-smoke.csv" in page.read_text()
+    assert run_id(run) in (tmp_path / "page-runs" / "fmnist-fc-smoke.csv").read_text()

@@ -119,7 +119,7 @@ def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "mine.py").write_text(TASK)
     (folder / "helper.py").write_text(HELPER.format(1))
-    finished = partial(folder.glob, "results/runs/*.json")
+    finished = partial(folder.glob, "results/runs/*.arrow")
     before = said(python("-c", IDENTIFY, *RUNS, cwd=folder))
     with ended(python("-c", SWEEP, *RUNS, cwd=folder)) as driver:
         wait_for(lambda: list(finished()), 500, driver)

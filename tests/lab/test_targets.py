@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import replace
 
-import pyarrow as pa
+import numpy as np
 import pytest
 from test_learning_rate import Phases
 
@@ -24,12 +24,12 @@ PLAIN = Specification("tasks:Blobs", "sgd", lr=0.1, iterations=400, evaluate_eve
 def make(tmp_path):
     store = Store(tmp_path)
 
-    def write(specification, losses, status="finished", pace=0.01, **columns):
+    def write(specification, losses, status="finished", pace=0.01, made=None, **columns):
         rows = [
             {"step": 100 * i, "seconds": pace * 100 * i, "train_loss": loss, "test_loss": loss + 1, **columns}
             for i, loss in enumerate(losses)
         ]
-        store.write(specification, status, rows, {})
+        store.write(specification, status, rows, made or {})
         return store.read(run_id(specification))
 
     return write
@@ -53,11 +53,39 @@ def test_curves_are_averaged_before_they_are_compared(make):
 
 def test_seconds_are_those_of_undisturbed_steps(make):
     run = make(PLAIN, [9, 6, 3, 3])
-    seconds = pa.array([0.0, 1.0, 2.0, 99.0])
-    disturbed = replace(
-        run, curves=run.curves.set_column(run.curves.schema.get_field_index("seconds"), "seconds", seconds)
-    )
+    disturbed = replace(run, columns={**run.columns, "seconds": np.array([0.0, 1.0, 2.0, 99.0])})
     assert when(disturbed, 4, "seconds") == when(run, 4, "seconds") == 3
+
+
+IDLE = {"host": "one", "cpu": "fast", "threads": 1, "load": 1.0, "cpu_share": 0.99}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"host": "two"}, r"the hosts differ \(one and two\)"),
+        ({"cpu": "slow"}, r"the processors differ \(fast and slow\)"),
+        (
+            {"cpu_share": 0.5, "load": 4.0},
+            r"one had more of the CPU than the other \(0.99 and 0.5 CPU seconds per second, at a load of 1 and 4\)",
+        ),
+    ],
+)
+def test_seconds_of_unlike_machines_are_not_judged(make, changes, why):
+    plain = [make(PLAIN.replace(seed=seed), [9, 9, 9, 6, 3], made=IDLE) for seed in range(3)]
+    ours = [
+        make(PLAIN.replace(optimizer="cprop-sgd", seed=seed), [9, 6, 3, 3, 3], pace=0.05, made={**IDLE, **changes})
+        for seed in range(3)
+    ]
+    said = verdict("CProp(SGD)", Pair(plain, ours))
+    withheld = [
+        note for note in said.notes if re.match(rf"No verdict on time: .*CProp, {why}\. Time them on one", note)
+    ]
+    assert len(withheld) == bool(why)
+    assert ("time" in said.headline) != bool(why)
+    (row,) = (row for row in said.rows if row[0] == "seconds to that loss")
+    assert bool(row[-1]) != bool(why)
 
 
 def test_what_is_saved(make):

@@ -1,6 +1,7 @@
 """A run stopped anywhere goes on to the bit, whatever the optimizer; and its curves are what they say."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -111,6 +112,23 @@ def test_what_a_kill_costs_is_bounded_by_the_clock(tmp_path):
     assert ours.curves.drop_columns(["seconds"]).equals(theirs.curves.drop_columns(["seconds"]))
     assert list(ours.column("step")) == [0, 20, 40, 60]
     assert store.load_checkpoint(ours.run_id) is None  # what is finished keeps no checkpoint
+
+
+def test_checkpoints_that_take_long_are_written_rarely(tmp_path, monkeypatch):
+    """By default at most a twentieth of the time goes into writing them; what the user asks for is done."""
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+
+    class Slow(Store):
+        def save_checkpoint(self, name, checkpoint):
+            self.written = [*getattr(self, "written", []), checkpoint["step"]]
+            time.sleep(5)
+
+    rare, often = Slow(tmp_path / "rare"), Slow(tmp_path / "often")
+    train(eager(BLOBS), rare)
+    assert len(rare.written) == 1  # the next is due after 95 seconds
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    train(eager(BLOBS), often, checkpoint_seconds=0)
+    assert len(often.written) > 1
 
 
 def test_a_damaged_checkpoint_starts_the_run_over_and_says_so(tmp_path):

@@ -37,9 +37,13 @@ WINDOW: Final = 3
 
 
 def smoothed(run: Run, column: str = "train_loss") -> np.ndarray:
-    """A curve, with each value averaged over the preceding few."""
-    values = run.column(column)
-    return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
+    """A curve, with each value averaged over the preceding few; computed once per run."""
+    if column not in run.cache:
+        values = run.column(column)
+        padded = np.concatenate([np.zeros(WINDOW - 1), values])
+        sums = sum(padded[i : i + len(values)] for i in range(WINDOW))
+        run.cache[column] = sums / np.minimum(np.arange(1, len(values) + 1), WINDOW)
+    return run.cache[column]
 
 
 def final_loss(run: Run) -> float:
@@ -90,12 +94,15 @@ def when(run: Run, target: float, of: str) -> float:
 
 def by_step(runs: Iterable[Run], values: Callable[[Run], np.ndarray]) -> dict[int, list[Any]]:
     """By iteration, the values of all runs that got that far."""
-    found: dict[int, list[Any]] = {}
-    for run in runs:
-        for step, value in zip(run.column("step"), values(run), strict=True):
-            if np.isfinite(value).all():
-                found.setdefault(int(step), []).append(value)
-    return dict(sorted(found.items()))
+    pairs = [(run.column("step"), values(run)) for run in runs]
+    if not pairs:
+        return {}
+    steps, those = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    there = np.isfinite(those).reshape(len(those), -1).all(axis=1)
+    steps, those = steps[there], those[there]
+    order = np.argsort(steps, kind="stable")
+    found, first = np.unique(steps[order], return_index=True)
+    return dict(zip(found.astype(int).tolist(), map(list, np.split(those[order], first[1:])), strict=False))
 
 
 def before_divergence(run: Run, column: str) -> np.ndarray:

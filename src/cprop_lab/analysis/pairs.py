@@ -45,7 +45,14 @@ class Pair:
 
     def times(self, of: str) -> list[tuple[float, float]]:
         """By seed, when both runs reach the target, in ``"iterations"`` or ``"seconds"``; infinite if never."""
-        return [(when(plain, target, of), when(scaled, target, of)) for plain, scaled, target in self.learned]
+        return self._times[of]
+
+    @cached_property
+    def _times(self) -> dict[str, list[tuple[float, float]]]:
+        return {
+            of: [(when(plain, target, of), when(scaled, target, of)) for plain, scaled, target in self.learned]
+            for of in ("iterations", "seconds")
+        }
 
     def shares(self, of: str) -> list[float]:
         """By seed, CProp's iterations or seconds to the target divided by the plain run's; infinite if it misses."""
@@ -97,16 +104,17 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
     """
     groups = by_seed(runs)
     several = len({group.workload for group in groups}) > 1
+    alike: dict[tuple[object, ...], list[Specification]] = {}
+    for group in groups:
+        alike.setdefault((group.optimizer, *_setting(group)), []).append(group)
     found = {}
     for scaled, with_cprop in groups.items():
         if not scaled.optimizer_name.cprop:
             continue
         plain = {
-            group: without
-            for group, without in groups.items()
-            if group.optimizer == scaled.optimizer_name.plain
-            and _setting(group) == _setting(scaled)
-            and [r.specification.seed for r in without] == [r.specification.seed for r in with_cprop]
+            group: groups[group]
+            for group in alike.get((scaled.optimizer_name.plain, *_setting(scaled)), ())
+            if [r.specification.seed for r in groups[group]] == [r.specification.seed for r in with_cprop]
         }
         name = f"{scaled.workload}: " * several + scaled.label + scaled.facet
         for group, without in plain.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Final, NamedTuple
 
 __all__ = ["NOTHING", "Ratio", "Spread", "as_measured", "ratio", "shown", "spread"]
@@ -40,9 +40,10 @@ def spread(values: Sequence[float]) -> Spread:
     """
     if len(values) < 2:
         return Spread(fmean(values), math.nan, math.inf)
-    deviation = stdev(values)
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
     t = _T[len(values) - 1] if len(values) <= len(_T) else 1.96
-    return Spread(fmean(values), deviation, t * deviation / math.sqrt(len(values)))
+    return Spread(mean, deviation, t * deviation / math.sqrt(len(values)))
 
 
 class Ratio(NamedTuple):

@@ -21,6 +21,10 @@ ENOUGH_SEEDS: Final = 3
 HELPS: Final = "helps"
 NO_HELP: Final = "does not help"
 UNCLEAR: Final = "makes no clear difference"
+MACHINE: Final = {"host": "the hosts", "cpu": "the processors", "device": "the devices", "threads": "the threads"}
+"""What must be the same for seconds to be compared, by its key in a run's provenance."""
+BUSIER: Final = 1.1
+"""Times as much CPU time per second as the other run had: beyond that, the machine was busy and not the run slow."""
 SAME: Final = 0.0005
 """A change smaller than this is none."""
 
@@ -107,9 +111,28 @@ def _near(pair: Pair) -> str:
 
 
 def _ratio(pair: Pair, of: str) -> Ratio | None:
-    """Iterations or seconds with CProp divided by those without; None if a seed missed the target or has no time."""
+    """Iterations or seconds with CProp divided by those without; None if a seed missed the target, or has no time."""
     shares = pair.shares(of)
+    if of == "seconds" and _why_not_timed(pair):
+        return None
     return ratio(shares) if shares and all(0 < share < math.inf for share in shares) else None
+
+
+def _why_not_timed(pair: Pair) -> str:
+    """Why the seconds of both runs of a seed cannot be compared, in words; empty if they can, or nothing is known."""
+    for plain, scaled, _ in pair.learned:
+        here, there = plain.provenance, scaled.provenance
+        for key, words in MACHINE.items():
+            if key in here and key in there and here[key] != there[key]:
+                return f"{words} differ ({here[key]} and {there[key]})"
+        shares = [float(run.get("cpu_share") or math.nan) for run in (here, there)]
+        if max(shares) > BUSIER * min(shares):
+            loads = " and ".join(f"{run.get('load', math.nan):g}" for run in (here, there))
+            return (
+                f"one had more of the CPU than the other ({shares[0]:g} and {shares[1]:g} CPU seconds per second, at a "
+                f"load of {loads})"
+            )
+    return ""
 
 
 def _judged(of: Ratio) -> str:
@@ -179,6 +202,8 @@ def _notes(pair: Pair) -> list[str]:
         notes.append(
             f"{_counted(learned, 'seed')} cannot tell a difference from chance; use at least three (--seeds 3)."
         )
+    if why := _why_not_timed(pair):
+        notes.append(f"no verdict on time: of the runs without and with CProp, {why}. Time them on one idle machine.")
     horizon = 1 / (1 - specification.knobs["cprop_beta"])
     if specification.iterations < horizon:
         notes.append(

@@ -23,10 +23,10 @@ from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterrupted
 from cprop_lab.engine.check import check, trimmed
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
-from cprop_lab.engine.train import CHECKPOINT_SECONDS, train
+from cprop_lab.engine.train import train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Run, Store
+from cprop_lab.store import Run, StorageError, Store
 from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
@@ -72,7 +72,7 @@ class Engine:
         cpus: per run; as many runs as fit are executed in parallel.
         gpus: per run (may be fractional).
         retries: how often a killed run is restarted; a run that raised an exception is not.
-        checkpoint_seconds: how much work a kill may cost a run.
+        checkpoint_seconds: how much work a kill may cost a run; by default 30 seconds, or more if writing takes long.
         eager: whether to use no compiled steps.
         progress: notified of how far it is.
 
@@ -89,7 +89,7 @@ class Engine:
     cpus: int = 1
     gpus: float = 0
     retries: int = 3
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    checkpoint_seconds: float | None = None
     eager: bool = False
     progress: Progress = field(default_factory=Progress)
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
@@ -101,21 +101,30 @@ class Engine:
             SweepInterruptedError: if the user stopped it.
             TaskError: if a task would fail in its first step; raised before anything is started.
             RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
-            ResultsLostError: if runs ended and left no results, as on storage that machines do not share.
+            StorageError: if the storage is full, read-only, or not shared by all machines.
+            ResultsLostError: if runs ended and left no results.
         """
         wanted = self.by_id(specifications)
-        finished = self.store.finished()
-        missing = {name: specification for name, specification in wanted.items() if name not in finished}
+        found = {run.run_id: run for run in self.store.runs(wanted)}
+        missing = {name: specification for name, specification in wanted.items() if name not in found}
         try:
             self._check(missing.values())
             self.progress.begin(list(missing.values()), len(wanted) - len(missing))
             if missing:
-                (self._on_ray if self.executor == "ray" else self._in_process)(missing)
+                with self.store.marked() as mark:
+                    self._on_ray(missing, mark) if self.executor == "ray" else self._in_process(missing)
         except KeyboardInterrupt:
             raise SweepInterruptedError from None
         finally:
             self.progress.end()
-        return [self.store.read(name) for name in wanted]
+        if missing:
+            found |= {run.run_id: run for run in self.store.runs(missing)}
+        if lacking := len(wanted) - len(found):
+            raise ResultsLostError(
+                f"{lacking} of {len(missing)} runs ended, and their results are not in {self.store.address}: give "
+                "--storage a folder that all machines share, or an address such as s3://bucket/path"
+            )
+        return [found[name] for name in wanted]
 
     def by_id(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
         """What would be executed for these, by run id: the same runs, without compilation if ``eager``."""
@@ -143,13 +152,15 @@ class Engine:
                         partial(self.progress.evaluated, specification),
                         self.checkpoint_seconds,
                     )
+                except StorageError:
+                    raise
                 except Exception as error:
                     raise _failed({specification: source.told(error)}, missing) from error
                 self.progress.ended(specification)
         finally:
             torch.set_num_threads(threads)
 
-    def _on_ray(self, missing: Mapping[str, Specification]) -> None:
+    def _on_ray(self, missing: Mapping[str, Specification], mark: str) -> None:
         for name, value in (RAY if self.address else RAY | alone()).items():
             os.environ.setdefault(name, value)
         if self.address is None:
@@ -168,15 +179,17 @@ class Engine:
         self.progress.waiting()
         sources = workloads.sources(run.workload for run in missing.values())
         pool = Pool(
-            self.store.address, sources, self.cpus, self.gpus, self.retries, self.checkpoint_seconds, self.progress
+            self.store.address,
+            mark,
+            sources,
+            self.cpus,
+            self.gpus,
+            self.retries,
+            self.checkpoint_seconds,
+            self.progress,
         )
         if errors := pool.run(missing):
             raise _failed(errors, missing)
-        if lacking := len(set(missing) - self.store.finished()):
-            raise ResultsLostError(
-                f"{lacking} of {len(missing)} runs ended, and their results are not in {self.store.address}: give "
-                "--storage a folder that all machines share, or an address such as s3://bucket/path"
-            )
 
     def _start(self, ray: Any) -> None:
         """Start Ray, or connect to the cluster; it stays for the next set of runs, since a search has several."""

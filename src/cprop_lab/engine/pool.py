@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import ray
 import torch
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
@@ -21,7 +21,7 @@ from cprop_lab.engine.train import train
 from cprop_lab.run.evaluation import Evaluation
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Store
+from cprop_lab.store import StorageError, Store
 from cprop_lab.workloads.source import Module, adopt, told
 
 __all__ = ["Pool", "work"]
@@ -51,12 +51,22 @@ class Mailbox:
 
 
 def work(
-    name: str, text: str, sources: Sources, address: str, checkpoint_seconds: float, threads: int, mailbox: Any = None
+    name: str,
+    text: str,
+    sources: Sources,
+    address: str,
+    mark: str,
+    checkpoint_seconds: float | None,
+    threads: int,
+    mailbox: Any = None,
 ) -> str:
     """Train what the driver asks for, with the driver's code, in a process that Ray may reuse for the next run.
 
     Returns:
         An error to be told, if the run raised an exception: it would raise it again, so it is not retried.
+
+    Raises:
+        StorageError: if results cannot be stored, which ends the sweep: other runs could not store theirs either.
     """
     torch.set_num_threads(threads)
     sent = 0.0
@@ -75,7 +85,11 @@ def work(
                 f"run {name} would be run {here} on this node, which has another version of cprop-lab than the driver: "
                 "install the same on all"
             )
-        train(specification, Store(address), send, checkpoint_seconds)
+        store = Store(address)
+        store.look_for(mark)
+        train(specification, store, send, checkpoint_seconds)
+    except StorageError:
+        raise
     except Exception as error:
         return told(error)
     return ""
@@ -87,6 +101,7 @@ class Pool:
 
     Args:
         store: the address of the store.
+        mark: the driver's file in it, which each run looks for.
         sources: the code of users' own tasks.
         cpus: per run.
         gpus: per run.
@@ -96,11 +111,12 @@ class Pool:
     """
 
     store: str
+    mark: str
     sources: Sources
     cpus: int = 1
     gpus: float = 0
     retries: int = 3
-    checkpoint_seconds: float = 30.0
+    checkpoint_seconds: float | None = None
     progress: Progress = field(default_factory=Progress)
 
     def slots(self) -> int:
@@ -118,7 +134,11 @@ class Pool:
         return max(1, fits)
 
     def run(self, runs: Mapping[str, Specification]) -> dict[Specification, str]:
-        """Execute runs, by their id, and return the errors of those that failed for good."""
+        """Execute runs, by their id, and return the errors of those that failed for good.
+
+        Raises:
+            StorageError: if a run cannot store its results.
+        """
         slots = self.slots()
         mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
         # A process that has imported torch and mapped the data takes the next run, on a GPU too.
@@ -141,13 +161,15 @@ class Pool:
             while waiting or flying:
                 while waiting and len(flying) < 2 * slots:
                     name = waiting.popleft()
-                    arguments = (name, runs[name].to_json(), sources, self.store, self.checkpoint_seconds, self.cpus)
-                    flying[task.remote(*arguments, mailbox)] = name
+                    where = (self.store, self.mark, self.checkpoint_seconds, self.cpus)
+                    flying[task.remote(name, runs[name].to_json(), sources, *where, mailbox)] = name
                 done, _ = ray.wait(list(flying), num_returns=1, timeout=EVERY)
                 for one in done:
                     name = flying.pop(one)
                     try:
                         error = ray.get(one)
+                    except RayTaskError as raised:
+                        raise raised.cause from None
                     except RayError as killed:
                         line = str(killed).strip().splitlines()[0]
                         failed(name, line)

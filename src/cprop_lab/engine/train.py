@@ -17,14 +17,16 @@ from cprop_lab.store import Store
 __all__ = ["CHECKPOINT_SECONDS", "train"]
 
 CHECKPOINT_SECONDS: Final = 30.0
-"""Between two checkpoints: at most this much work is lost when a run is killed."""
+"""Between two checkpoints, by default: at most this much work is lost when a run is killed."""
+SHARE: Final = 1 / 20
+"""Of a run's time, by default: more does not go into writing checkpoints, even if that makes them rarer."""
 
 
 def train(
     specification: Specification,
     store: Store,
     on_evaluation: Callable[[Evaluation], object] = lambda _: None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    checkpoint_seconds: float | None = None,
 ) -> Status:
     """Train to the end, from its checkpoint if there is one, and store the curves; a finished run is reused.
 
@@ -32,16 +34,18 @@ def train(
         specification: the run.
         store: for curves and checkpoints.
         on_evaluation: called after every evaluation; if it raises, the run stops there and can be resumed.
-        checkpoint_seconds: how often to write a checkpoint, at an evaluation or between two.
+        checkpoint_seconds: how often to write a checkpoint, at an evaluation or between two; by default every
+            :data:`CHECKPOINT_SECONDS`, or so rarely that writing takes at most :data:`SHARE` of the time.
 
     Returns:
         How the run ended.
     """
     name = run_id(specification)
-    if store.has(name):
-        return store.read(name).status
+    if (kept := store.find(name)) is not None:
+        return kept.status
     with arithmetic():
         training = resume(specification, store, name)
+        pause = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
         written = time.monotonic()
         if not training.rows:
             on_evaluation(training.evaluate())
@@ -49,12 +53,14 @@ def train(
             # In stretches that end at the evaluations, and are short enough to write checkpoints on time.
             every = specification.evaluate_every
             stop = min((training.step // every + 1) * every, specification.iterations)
-            training.advance(min(stop - training.step, stretch(training, checkpoint_seconds)))
+            training.advance(min(stop - training.step, stretch(training, pause)))
             if training.step == stop:
                 on_evaluation(training.evaluate())
-            if time.monotonic() - written > checkpoint_seconds:
+            if (begun := time.monotonic()) - written > pause:
                 store.save_checkpoint(name, training.state_dict())
                 written = time.monotonic()
+                if checkpoint_seconds is None:
+                    pause = max(CHECKPOINT_SECONDS, (written - begun) * (1 / SHARE - 1))
     status: Status = "diverged" if training.diverged else "finished"
     store.write(specification, status, training.rows, provenance(training))
     return status

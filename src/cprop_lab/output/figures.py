@@ -283,6 +283,8 @@ def _search(axes: Axes, by_lr: Mapping[float, Sequence[Run]], look: Look, ends: 
 BARS: Final = {"iterations": (-0.2, COLOURS[0]), "seconds": (0.2, COLOURS[4])}
 """Where in its row each bar stands, and its colour."""
 BAR_ALPHA: Final = 0.55
+MANY: Final = 200
+"""Dots above this number are drawn as an image: as vectors they would fill a page."""
 
 
 @styled()
@@ -332,7 +334,8 @@ def _bar(axes: Axes, row: int, of: str, length: float, seeds: Sequence[float]) -
     if math.isfinite(length):
         axes.barh(row + offset, length, 0.36, color=colour, alpha=BAR_ALPHA, linewidth=0)
     there = [seed for seed in seeds if math.isfinite(seed)]
-    axes.plot(there, [row + offset] * len(there), "o", color=colour, markerfacecolor="white", markersize=3)
+    dots: Look = {"color": colour, "markerfacecolor": "white", "markersize": 3, "rasterized": len(there) > MANY}
+    axes.plot(there, [row + offset] * len(there), "o", **dots)
     return max(there, default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""One self-contained page on all experiments: what the paper claims, what was measured, and how."""
+"""One page on all experiments: what the paper claims, what was measured, and how; and beside it, tables of all runs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from cprop_lab.store import Manifest, Run, Store
 
 __all__ = ["write"]
 
+SHOWN: Final = 20
+"""Seeds or missing runs that are named."""
+
 TEMPLATES: Final = Environment(
     loader=PackageLoader("cprop_lab.output"),
     autoescape=True,
@@ -37,30 +40,37 @@ TEMPLATES: Final = Environment(
 def write(store: Store, path: Path) -> None:
     """Write a page on all experiments of a store, as one file that fetches nothing.
 
+    The runs of each experiment are listed in a folder beside it: there may be a hundred thousand.
+
     Args:
         store: holds the experiments.
-        path: the file to write.
+        path: the file to write; ``report.html`` has its tables in ``report-runs``.
     """
+    lists = path.with_name(f"{path.stem}-runs")
+    lists.mkdir(parents=True, exist_ok=True)
     experiments = [
-        _section(name, manifest, store.runs(manifest["runs"]), store.runs(manifest.get("timings", ())))
+        _section(name, manifest, store.runs(manifest["runs"]), store.runs(manifest.get("timings", ())), lists)
         for name, manifest in store.experiments().items()
     ]
     page = TEMPLATES.get_template("page.html").render(experiments=experiments, window=WINDOW)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
 
 
-def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run]) -> dict[str, Any]:
+def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run], lists: Path) -> dict[str, Any]:
     """What the template shows of an experiment; what is empty is left out."""
     anchor = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
     drawn = draw(manifest, runs, timings, titled=False)
     present = {run.run_id for run in runs}
+    missing = [run for run in manifest["runs"] if run not in present]
     entries, found = scores(manifest, runs, timings), pairs(runs)
     verdicts = [verdict(name, pair) for name, pair in found.items()]
+    if runs:
+        tables.all_runs(runs).csv(lists / f"{anchor}.csv")
     return {
         "anchor": anchor,
         "manifest": manifest,
-        "missing": [run for run in manifest["runs"] if run not in present],
+        "missing": len(missing),
+        "first_missing": _first(missing),
         "figures": {suffix: _inline(figure, f"{anchor}{suffix}") for suffix, figure in drawn.items()},
         "scores": tables.scoreboard(entries) if entries else None,
         "verdicts": verdicts,
@@ -69,7 +79,7 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
         "all_reached": all(math.isfinite(share) for pair in found.values() for share in pair.shares("iterations")),
         "final_values": tables.final_values(runs) if runs else None,
         "provenance": _provenance(manifest, runs),
-        "runs": tables.all_runs(runs) if runs else None,
+        "runs": f"{lists.name}/{anchor}.csv" if runs else None,
     }
 
 
@@ -77,6 +87,11 @@ def _inline(figure: Figure, name: str) -> Markup:
     """A figure as part of the page. Ids must be unique on a page, so the figure's name is put before its own."""
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", to_svg(figure))
     return Markup(re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2))  # a page knows what svg is
+
+
+def _first(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    return ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN:,} more" * (len(names) > SHOWN)
 
 
 def _provenance(manifest: Manifest, runs: Sequence[Run]) -> dict[str, str]:
@@ -91,7 +106,7 @@ def _provenance(manifest: Manifest, runs: Sequence[Run]) -> dict[str, str]:
     return {
         "preset": manifest["preset"] + " (shorter than the paper's)" * bool(manifest["reduced"]),
         "learning rates": ", ".join(f"{name}: {lr:g}" for name, lr in manifest["learning_rates"].items()) or NOTHING,
-        "seeds": ", ".join(map(str, sorted({run.specification.seed for run in runs}))) or NOTHING,
+        "seeds": _first([str(seed) for seed in sorted({run.specification.seed for run in runs})]) or NOTHING,
         "commit": made("commit"),
         "cprop": made("cprop"),
         "torch": made("torch"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import rich.table
@@ -56,6 +58,11 @@ class Table:
         """As lines of Markdown."""
         lines = [self.headings, ["---"] * len(self.headings), *self.rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def csv(self, path: Path) -> None:
+        """Write it to a file for spreadsheets."""
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([self.headings, *self.rows])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
         yield from self.fitting(options.max_width)
@@ -190,9 +197,8 @@ def _end(runs: Sequence[Run], with_metric: bool) -> list[str]:
 
 def all_runs(runs: Sequence[Run]) -> Table:
     """Every run and its settings."""
-    fields = list(runs[0].specification.to_dict())
-    rows = [[run.run_id, run.status, *(_setting(run.specification.to_dict()[name]) for name in fields)] for run in runs]
-    headings = ["run", "ended", *(name.replace("_", " ") for name in fields)]
+    headings = ["run", "ended", *(name.replace("_", " ") for name in runs[0].specification.to_dict())]
+    rows = [[run.run_id, run.status, *map(_setting, run.specification.to_dict().values())] for run in runs]
     return Table(headings, rows, words=len(headings))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from cprop_lab.run.specification import NUMERICS, Specification
 
-__all__ = ["resolve", "run_id"]
+__all__ = ["digest", "resolve", "run_id"]
 
 
 def resolve(specification: Specification) -> dict[str, Any]:
@@ -23,6 +24,11 @@ def resolve(specification: Specification) -> dict[str, Any]:
     }
 
 
+def digest(resolved: Mapping[str, Any]) -> str:
+    """The id of a run with every default written out: sixteen hexadecimal digits."""
+    return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def run_id(specification: Specification) -> str:
-    """The id of a run: sixteen hexadecimal digits."""
-    return hashlib.sha256(json.dumps(resolve(specification), sort_keys=True).encode()).hexdigest()[:16]
+    """The id of a run."""
+    return digest(resolve(specification))

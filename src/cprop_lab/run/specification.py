@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
+from weakref import WeakValueDictionary
 
 from cprop_lab.run.names import AVERAGES, CPROP_DEFAULTS, KNOBS, SCHEDULES, START, OptimizerName, Setting, parse
 
@@ -76,6 +77,10 @@ class Specification:
             raise ValueError(f"precision is {self.precision!r}: choose one of {', '.join(get_args(Precision))}")
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self.to_json())
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
@@ -101,7 +106,15 @@ class Specification:
         Raises:
             ValueError: if the text has fields that a run does not have.
         """
-        values = json.loads(text)
+        return Specification.from_dict(json.loads(text))
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Specification:
+        """The run that :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: if there are fields that a run does not have.
+        """
         unknown = set(values) - {f.name for f in fields(Specification)}
         if unknown:
             raise ValueError(
@@ -111,7 +124,12 @@ class Specification:
 
     def group(self) -> Specification:
         """The same for all runs that only differ in their seed."""
-        return self.replace(seed=0)
+        return self._group
+
+    @cached_property
+    def _group(self) -> Specification:
+        group = self.replace(seed=0)
+        return _GROUPS.setdefault(group, group)
 
     # Its optimizer.
 
@@ -188,3 +206,7 @@ class Specification:
     def workload_label(self) -> str:
         """Its workload, with what distinguishes it from others of its experiment."""
         return self.workload + self.facet
+
+
+_GROUPS: Final[WeakValueDictionary[Specification, Specification]] = WeakValueDictionary()
+"""One of each: a hundred thousand runs have few groups."""

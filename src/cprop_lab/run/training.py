@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import random
 import subprocess
@@ -50,7 +51,7 @@ class Training:
         self.model = self.task.model().to(self.device)
         self.optimizer, self.scheduler = optimizers.build(specification, self.model, self.task.warmup)
         self.average = optimizers.average(specification, self.model)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.rows: list[Evaluation] = []
         self._epoch, self._order = 0, self._order_of_epoch(0)
         self._warm = False
@@ -66,13 +67,14 @@ class Training:
         untimed = 0 if self._warm else min(1, iterations)
         for _ in range(untimed):
             self._one_step()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         for _ in range(iterations - untimed):
             self._one_step()
         self._warm = True
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds += time.perf_counter() - start
+        self.cpu_seconds += time.process_time() - cpu
 
     def _one_step(self) -> None:
         epoch, position = divmod(self.step, len(self._order))
@@ -171,6 +173,7 @@ class Training:
         return {
             "step": self.step,
             "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
             "rows": deepcopy(self.rows),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -187,6 +190,7 @@ class Training:
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.step, self.seconds, self.rows = state["step"], state["seconds"], state["rows"]
+        self.cpu_seconds = state.get("cpu_seconds", self.seconds)  # earlier versions did not keep it
 
 
 @contextmanager
@@ -263,9 +267,22 @@ def provenance(training: Training) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(training.device) if training.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "host": platform.node(),
+        "cpu": cpu_model(),
+        "load": round(os.getloadavg()[0], 2),  # at the end of the run
+        "cpu_share": round(training.cpu_seconds / training.seconds, 3) if training.seconds else None,
         "seconds": round(training.seconds, 3),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def cpu_model() -> str:
+    """The processor's name; Linux alone has it in a file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def commit() -> str:
