@@ -25,7 +25,7 @@ from torch import Tensor
 import cprop
 from benchmarks.shapes import SHAPES
 from cprop.execution import Implementation, Job, prepare, run_all
-from cprop.measures import normal_as_quotient
+from cprop.measures import nearly_normal
 
 NAMES = ("param", "exp_avg", "exp_avg_sq", "cprop_m")
 
@@ -63,11 +63,8 @@ def variant(x: Mapping[str, Tensor], h: Scalars, flags: Flags) -> dict[str, Tens
     variance = torch.relu(square * h.k_v - m * m * h.k_m)
     error = (variance if leave_out == "the root of the variance" else torch.sqrt(variance)) + h.eps
     z = torch.abs(m) * error if leave_out == "the division by the standard error" else torch.abs(m) / error
-    if leave_out == "the normal distribution":
-        numerator, factor = z, z + 1.0
-    else:
-        numerator, factor = normal_as_quotient(z)
-    return {**updated, "param": x["param"] - h.step_size * (numerator * mean) / (factor * denominator)}
+    scale = torch.clamp_max(z if leave_out == "the normal distribution" else nearly_normal(z), 1.0)
+    return {**updated, "param": x["param"] - h.step_size * (scale * mean) / denominator}
 
 
 PARTS = (

@@ -20,7 +20,10 @@ from cprop_lab.run.cost import Cost
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("index", "step", "scale", "lab", "cluster", "diagnostics")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("index", "compatibility", "step", "scale", "lab", "cluster", "diagnostics")
+    ),
     *(
         page
         for page in sorted((ROOT / "docs" / "results").glob("*.md"))
@@ -201,6 +204,17 @@ def engine() -> str:
     )
 
 
+def driver() -> str:
+    """What the driver of a sweep costs."""
+    run = results("driver")
+    parts, memory = run["ms_per_run_by_stretch"], run["peak_mib_by_stretch"]
+    return (
+        f"In a sweep of {run['runs']:,} runs of one step on a busy machine, the driver took {run['ms_per_run']:.1f} ms "
+        f"of CPU time per run: {parts[1]:.1f} in the second tenth of the sweep and {parts[-1]:.1f} in the last. Its "
+        f"memory grew by {memory[-1] - memory[1]:.0f} MiB between them (`python -m benchmarks.driver`)."
+    )
+
+
 def store() -> str:
     """CPU time and memory of commands on large stores."""
     run = results("store")
@@ -289,6 +303,41 @@ def lstm() -> str:
     )
 
 
+def versions() -> str:
+    """The library's tests with every release of torch that it supports."""
+    found = results("versions")
+
+    def counts(kind: dict[str, Any] | None) -> str:
+        return "" if kind is None else f"{kind['passed']:,} / {len(kind['failed'])} / {kind['skipped']}"
+
+    rows = (
+        [
+            row["torch"],
+            counts(row["quick"]),
+            counts(row.get("slow")),
+            "/".join(str(row["check"].get(verdict, 0)) for verdict in ("ok", "failed", "skipped")).replace("/", " / "),
+            "no" if row["off"] else "yes",
+            f"{row['date']}, `{row['commit']}`",
+        ]
+        for row in found
+    )
+    headings = ["torch", "quick tests", "slow tests", "`cprop.check`", "`fused=True`", "tested"]
+    (machine,) = {row["machine"] for row in found}
+    (python,) = {row["python"] for row in found}
+    return (
+        f"{Table(headings, rows).markdown()}\n\n*Passed / failed / skipped. {machine}, without a GPU; Python {python}.*"
+    )
+
+
+def torch_range() -> str:
+    """The releases of torch that were tested."""
+    found = results("versions")
+    return (
+        f"Tested on CPU with every minor release of torch from {found[0]['minor']} to {found[-1]['minor']}; "
+        f"`fused=True` needs {next(row['minor'] for row in found if not row['off'])} or later."
+    )
+
+
 COMPARED = (
     "fmnist-fc",
     "fmnist-cnn",
@@ -313,10 +362,13 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cost by bytes": cost_by_bytes,
     "cost at scale": cost_at_scale,
     "engine": engine,
+    "driver": driver,
     "store": store,
     "programme": programme,
     "monitor": monitor,
     "cell states": cell_states,
+    "versions": versions,
+    "torch range": torch_range,
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
     "scoreboard head": lambda: pages.head(experiment("scoreboard-1-fmnist-fc"), 10),

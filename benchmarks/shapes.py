@@ -48,7 +48,13 @@ def gpt2_small() -> list[Shape]:
     return [(50257, d), (1024, d), *(layer * 12), (d,), (d,)]
 
 
+def small() -> list[Shape]:
+    """1,000 vectors of 100 elements, dominated by call overhead."""
+    return [(100,)] * 1000
+
+
 SHAPES = {
+    "1,000 small": small,
     "fully-connected": fully_connected,
     "resnet-like": resnet_like,
     "25M": matrices,

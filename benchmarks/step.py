@@ -134,11 +134,13 @@ ROWS: dict[str, Callable[[list[Tensor]], Any]] = {
 }
 FEW = (
     REFERENCE,
+    "torch Adam, for-loop",
     "torch SGD, fused",
     "bare loop, the bytes of CPropAdam",
     "bare loop, the bytes of CPropSGD",
     "CPropAdam, fused",
     "CPropAdam, bfloat16 state, fused",
+    "CPropAdam, for-loop",
     "CPropSGD, fused",
     "CProp(Adam), fused",
     "Schedule-Free AdamW",

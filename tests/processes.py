@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -16,6 +17,10 @@ import torch.multiprocessing as mp
 # killed while building leaves a lock that every later start waits for.
 EXTENSIONS = Path(tempfile.gettempdir()) / f"extensions-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
 
+
+FSDP2 = hasattr(torch.cpu.Stream, "record_event")
+"""Whether FSDP2 runs on a CPU: it calls this method, which torch 2.6 does not have."""
+needs_fsdp2 = pytest.mark.skipif(not FSDP2, reason="torch's FSDP2 does not run on a CPU in this release")
 
 # Importing torch takes most of the time of such a test. So processes are forked from one that has only imported these
 # modules.

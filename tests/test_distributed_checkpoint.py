@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from processes import spawn
+from processes import needs_fsdp2, spawn
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cprop
+from cprop.compiled import unavailable
 
 OPTIMIZERS = {
     "CPropSGD": lambda groups: cprop.CPropSGD(groups, lr=0.05, momentum=0.9, dampening=0.1),
@@ -30,6 +31,8 @@ OPTIMIZERS = {
     "CProp(SGD)": lambda groups: cprop.CProp(torch.optim.SGD(groups, lr=0.05)),
     "CProp(AdamW)": lambda groups: cprop.CProp(torch.optim.AdamW(groups, lr=0.01)),
 }
+if unavailable():
+    del OPTIMIZERS["CPropAdamW-fused"]
 # Of the others, written in the background shows nothing else.
 IN_THE_BACKGROUND = ("CPropAdamW-fused", "CPropAdam-bfloat16", "CProp(AdamW)")
 HALF, WHOLE = 3, 7
@@ -170,6 +173,7 @@ def load_and_save(rank, world, folder, saved_by):
     save(rank, world, folder)
 
 
+@needs_fsdp2
 @pytest.mark.slow
 def test_saved_on_some_ranks_and_loaded_on_others(tmp_path):
     spawn(save, 4, tmp_path)

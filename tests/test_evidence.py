@@ -48,6 +48,28 @@ def test_cell_states_are_those_of_the_scoreboards_learning_rates():
     assert {run["name"] for run in report.results("cell_states")["runs"]} == set(cell_states.CASES)
 
 
+def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed():
+    """To mend it: ``python -m benchmarks.versions``, with the releases that are missing."""
+    rows = report.results("versions")
+    bound = re.search(r'^dependencies = \["torch>=2\.(\d+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    releases = range(int(bound[1]), int(rows[-1]["minor"].removeprefix("2.")) + 1)
+    assert [row["minor"] for row in rows] == [f"2.{release}" for release in releases]
+    for row in rows:
+        assert row["torch"].startswith(f"{row['minor']}.")
+        assert re.fullmatch(r"[0-9a-f]{12}", row["commit"])
+        assert row["quick"]["passed"] > 900
+        assert row["quick"]["failed"] == [], row["minor"]
+        assert "failed" not in row["check"]
+    for row in (rows[0], rows[-1]):
+        assert row["slow"]["passed"] > 100
+        assert row["slow"]["failed"] == [], row["minor"]
+    said = f"2.{releases[0]} to 2.{releases[-1]}"
+    for page in ("README.md", "docs/index.md"):
+        assert f"torch {said}" in (ROOT / page).read_text()
+        assert f"torch 2.{releases[0]} or later" in (ROOT / page).read_text()
+    assert f'release: "2.{releases[0]}"' in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+
 def test_a_changed_number_is_found():
     page = (ROOT / "docs" / "results" / "fmnist-fc.md").read_text()
     changed = re.sub(r"(\| CProp\(SGD\) \| 0\.1 \| 0\.)\d", r"\g<1>0", page, count=1)

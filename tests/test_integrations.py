@@ -106,6 +106,7 @@ def few_steps(p, optimizer, steps=4):
 
 
 def test_a_callback_of_transformers_serves_one_training_after_another():
+    pytest.importorskip("transformers")
     from cprop.integrations.transformers import MonitorCallback
 
     p, told = nn.Parameter(torch.zeros(3)), []
@@ -132,6 +133,7 @@ def test_a_callback_of_transformers_serves_one_training_after_another():
 
 @pytest.mark.slow
 def test_a_callback_of_lightning_serves_one_training_after_another():
+    pytest.importorskip("lightning")
     from cprop.integrations.lightning import MonitorCallback
 
     p, logged = nn.Parameter(torch.zeros(3)), []

@@ -9,6 +9,7 @@ import torch
 
 import cprop
 from cprop import check
+from cprop.compiled import unavailable
 
 CPU = torch.device("cpu")
 
@@ -21,9 +22,18 @@ def test_quick_checks_pass_here():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 def test_all_checks_pass_here():
     results = {result.check: result for result in check.run(CPU)}
     assert results["Algorithm 1, fused"].verdict == results["resumes, fused"].verdict == "ok"
+    assert {result.verdict for result in results.values()} == {"ok", "skipped"}
+
+
+def test_what_this_torch_cannot_do_is_no_fault(monkeypatch):
+    monkeypatch.delattr(torch._inductor, "standalone_compile", raising=False)
+    results = {result.check: result for result in check.run(CPU)}
+    assert results["Algorithm 1, fused"].verdict == "skipped"
+    assert "or set fused=False" in results["Algorithm 1, fused"].detail
     assert {result.verdict for result in results.values()} == {"ok", "skipped"}
 
 

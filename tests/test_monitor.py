@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from processes import spawn
+from processes import needs_fsdp2, spawn
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -436,6 +436,7 @@ def sharded(rank, world, folder):
     dist.barrier()
 
 
+@needs_fsdp2
 @pytest.mark.slow
 def test_on_sharded_parameters_it_sees_the_whole(tmp_path):
     """Every rank has the same batch, so the gradients are those of one process; one reduction in all."""

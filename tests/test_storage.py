@@ -8,7 +8,7 @@ import torch
 from table import ROUNDED, TABLE, gradients, inputs, train
 
 import cprop
-from cprop.storage import round_stochastically
+from cprop.storage import random_bits, round_stochastically
 
 WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
@@ -163,15 +163,19 @@ def test_lean_state_takes_every_element_in_full_at_first(build, settings):
 def test_stochastic_rounding_is_unbiased_and_leaves_exact_numbers_alone():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10_000, generator=generator)
-    mean = torch.stack([round_stochastically(x, float(t)).float() for t in range(400)]).mean(0)
+
+    def rounded(x, t):
+        return round_stochastically(x, random_bits(x, t)).float()
+
+    mean = torch.stack([rounded(x, float(t)) for t in range(400)]).mean(0)
     unit = x.abs() * 2**-8
     assert ((mean - x) / unit).mean().abs() < 2e-3
     assert ((mean - x) / unit).abs().max() < 0.25
     exact = x.bfloat16().float()
-    assert torch.equal(round_stochastically(exact, 7.0).float(), exact)
+    assert torch.equal(rounded(exact, 7.0), exact)
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf])
-    assert torch.equal(round_stochastically(special, 3.0).float(), special)
-    assert round_stochastically(torch.tensor([torch.nan]), 3.0).isnan().all()
+    assert torch.equal(rounded(special, 3.0), special)
+    assert rounded(torch.tensor([torch.nan]), 3.0).isnan().all()
 
 
 def test_the_wrapper_keeps_only_its_own_state_lean():
@@ -272,7 +276,8 @@ def test_stochastic_rounding_keeps_updates_that_nearest_rounding_loses(cls, way)
     rounded = small_updates(cls, **settings, **WAYS[way], **ROUND)
     assert (exact - start.float()).mean() < -0.02
     assert torch.equal(nearest, start)  # not one update of the thirty was large enough
-    assert (rounded.float() - exact).mean().abs() < 2e-3
+    # Equal weights are rounded alike, and there are 116: the standard error is 1.3e-3.
+    assert (rounded.float() - exact).mean().abs() < 4e-3
 
 
 def final_loss(dtype, **settings):

@@ -1,4 +1,4 @@
-"""The arithmetic that rules are written in: torch's multiply-adds, and quotients with a deferred division.
+"""The arithmetic that rules are written in: torch's multiply-adds.
 
 A weight is a Python number or a 0-dim tensor. A number uses torch's own kernel, so that a rule matches
 torch's optimizer bit for bit. Those kernels do not accept a tensor; it uses the same formula instead,
@@ -8,28 +8,25 @@ without a host synchronization.
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 Number: TypeAlias = float | Tensor
 """A Python number, or a 0-dim tensor if reading its value would cost a host synchronization."""
 
 __all__ = [
     "TINY",
-    "Factor",
     "Number",
-    "Quotient",
     "add",
-    "add_scaled",
     "addcdiv",
     "addcmul",
     "as_scalar",
     "at_least",
     "clamp",
     "divide",
-    "divided",
     "lerp",
     "one_minus_power",
     "squarable_or_zero",
@@ -40,27 +37,9 @@ TINY: Final = torch.finfo(torch.float32).tiny
 """Added to denominators that might be zero; negligible next to any other value."""
 
 
-class Quotient(NamedTuple):
-    """A factor whose division is deferred, so that it can be merged with another one.
-
-    Division is the slowest part of a compiled step; a quotient of products needs only one.
-    """
-
-    numerator: Tensor
-    denominator: Tensor
-
-
-Factor: TypeAlias = Tensor | Quotient
-
-
 def divide(x: Tensor, by: Number, inverse: Number) -> Tensor:
     """``x / by``, as torch does it for a number; for a tensor, the faster ``x * inverse``."""
     return x * inverse if isinstance(by, Tensor) else x / by
-
-
-def divided(factor: Factor) -> Tensor:
-    """The factor as a tensor."""
-    return factor.numerator / factor.denominator if isinstance(factor, Quotient) else factor
 
 
 def add(x: Tensor, y: Tensor, weight: Number) -> Tensor:
@@ -76,15 +55,6 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, weight: Number) -> Tensor:
 def addcdiv(x: Tensor, a: Tensor, b: Tensor, weight: Number) -> Tensor:
     """``x + weight * a / b``."""
     return x + weight * a / b if isinstance(weight, Tensor) else torch.addcdiv(x, a, b, value=weight)
-
-
-def add_scaled(x: Tensor, factor: Factor, a: Tensor, weight: Number, by: Tensor | None = None) -> Tensor:
-    """``x + weight * factor * a / by``, with at most one division."""
-    if isinstance(factor, Quotient):
-        a, by = factor.numerator * a, factor.denominator if by is None else factor.denominator * by
-    else:
-        a = factor * a
-    return add(x, a, weight) if by is None else addcdiv(x, a, by, weight)
 
 
 def lerp(x: Tensor, y: Tensor, weight: Number) -> Tensor:
@@ -144,9 +114,14 @@ def squarable_or_zero(x: Tensor) -> Tensor:
         tensor([1.0000e+00, 0.0000e+00, 0.0000e+00, 1.0000e+18, 0.0000e+00])
     """
     exponent = math.frexp(torch.finfo(x.dtype).max)[1]
-    if isinstance(x, Tensor):
+    if is_traced(x):
         return torch.where(torch.abs(x) < 2.0 ** (exponent // 2 - 4), x, 0.0)
-    # torch has no foreach comparisons. Multiplying by a power of two makes the same numbers overflow, and is exact
-    # for all others.
+    # By itself, a comparison takes several times as long as any other operation on a CPU, and torch has none for lists.
+    # Multiplying by a power of two makes the same numbers overflow, and is exact for all others.
     scale = 2.0 ** (exponent // 2 + 4)
     return torch.nan_to_num(x * scale, nan=0.0, posinf=0.0, neginf=0.0) * (1 / scale)
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a tensor stands for one in a compiled kernel, where other operations are fast."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)

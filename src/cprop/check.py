@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import cprop
+from cprop.compiled import measure_in_kernels, unavailable
 
 __all__ = ["Result", "main", "run"]
 
@@ -63,6 +64,13 @@ class SkippedError(Exception):
 
 class FailedError(Exception):
     """A check has found a fault."""
+
+
+def settings(way: str) -> Mapping[str, Any]:
+    """The settings of an implementation, if this torch has it."""
+    if way == "fused" and (reason := unavailable()):
+        raise SkippedError(reason)
+    return WAYS[way]
 
 
 # Inputs: the same on every device.
@@ -110,7 +118,7 @@ def algorithm_1(device: torch.device, way: str) -> str:
     """Scales against Algorithm 1 of the paper, line by line in float64 on the CPU."""
     beta, eps = 0.999, 1e-8
     params = parameters(device)
-    optimizer = cprop.CPropSGD(params, lr=LR, **WAYS[way])
+    optimizer = cprop.CPropSGD(params, lr=LR, **settings(way))
     train(optimizer, params)
     worst = 0.0
     for p, found in optimizer.scales():
@@ -127,12 +135,13 @@ def algorithm_1(device: torch.device, way: str) -> str:
 
 
 def implementations_agree(device: torch.device, way: str) -> str:
-    """Weights of two implementations after some steps."""
+    """Weights of two implementations of the same formula after some steps."""
+    formula = measure_in_kernels("normal", device, torch.float32) if way == "fused" else "normal"
     worst = 0.0
     for cls in NATIVES.values():
         ours, theirs = parameters(device), parameters(device)
-        train(cls(ours, lr=LR, **WAYS[way]), ours)
-        train(cls(theirs, lr=LR, foreach=False), theirs)
+        train(cls(ours, lr=LR, **settings(way)), ours)
+        train(cls(theirs, lr=LR, foreach=False, cprop_measure=formula), theirs)
         worst = max(worst, largest_difference(ours, theirs))
     return at_most(worst, WEIGHT_LIMIT)
 
@@ -152,7 +161,7 @@ def without_scaling_it_is_torchs(device: torch.device) -> str:
 
 def resumes(device: torch.device, way: str, state_dtype: str) -> str:
     """Saving, loading into a new optimizer and going on gives the same weights."""
-    flags: dict[str, Any] = {"lr": LR, "cprop_state_dtype": state_dtype, **WAYS[way]}
+    flags: dict[str, Any] = {"lr": LR, "cprop_state_dtype": state_dtype, **settings(way)}
     params = parameters(device)
     optimizer = cprop.CPropAdam(params, **flags)
     train(optimizer, params, range(10))
@@ -207,7 +216,7 @@ def no_synchronization(device: torch.device, way: str) -> str:
     if device.type != "cuda":
         raise SkippedError(f"torch cannot detect synchronization on {device.type}")
     params = parameters(device)
-    optimizer = cprop.CPropAdam(params, lr=LR, **WAYS[way])
+    optimizer = cprop.CPropAdam(params, lr=LR, **settings(way))
     train(optimizer, params, range(2))
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -22,14 +22,14 @@ import math
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, Quotient, divided
-from cprop.measures import KernelMeasure, Measure, resolve_measure
+from cprop.arithmetic import Number
+from cprop.measures import Measure, resolve_measure
 from cprop.moments import Moments
 
 __all__ = ["conformity_scale", "finite", "overconfident", "scale_of"]
 
 
-def overconfident(s: Factor, c: Number, unbounded: bool = True) -> Factor:
+def overconfident(s: Tensor, c: Number, unbounded: bool = True) -> Tensor:
     r"""Conformity times the overconfidence coefficient, at most one (equation 9).
 
     .. math::
@@ -50,15 +50,10 @@ def overconfident(s: Factor, c: Number, unbounded: bool = True) -> Factor:
         tensor([1., 1., 1.])
     """
     if not isinstance(c, Tensor) and math.isinf(c):
-        return torch.ones_like(s.numerator if isinstance(s, Quotient) else s)
+        return torch.ones_like(s)
     infinite = torch.isinf(c) if isinstance(c, Tensor) and unbounded else None
     c = finite(c) if infinite is not None or not isinstance(c, Tensor) else c
-    if isinstance(s, Quotient):
-        limit = s.denominator if infinite is None else torch.where(infinite, 0.0, s.denominator)
-        # relu instead of minimum(), which takes three instructions because it propagates NaN.
-        excess = torch.relu(limit - s.numerator * c)
-        return Quotient(s.denominator - excess, s.denominator)
-    scale = torch.clamp_max(s * c, 1.0)
+    scale = torch.clamp_max(s if isinstance(c, float) and c == 1.0 else s * c, 1.0)
     return scale if infinite is None else torch.where(infinite, torch.ones_like(s), scale)
 
 
@@ -116,9 +111,9 @@ def conformity_scale(
     """
     dtype = torch.promote_types(m_hat.dtype, torch.float32)
     moments = Moments.of(m_hat.to(dtype), v_hat.to(dtype), n, eps, None if a_hat is None else a_hat.to(dtype))
-    return divided(scale_of(moments, c, measure))
+    return scale_of(moments, c, measure)
 
 
-def scale_of(moments: Moments, c: Number, measure: str | KernelMeasure, unbounded: bool = True) -> Factor:
+def scale_of(moments: Moments, c: Number, measure: str | Measure, unbounded: bool = True) -> Tensor:
     """The scale for a measure."""
     return overconfident(resolve_measure(measure)(moments), c, unbounded)

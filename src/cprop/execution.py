@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
+from shutil import which
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
@@ -24,6 +27,7 @@ from cprop.tensor_list import TensorList
 
 __all__ = ["Implementation", "Job", "choose_implementation", "prepare", "run_all"]
 
+logger: Final = logging.getLogger("cprop")
 
 Row: TypeAlias = tuple[Tensor, ...]
 """One parameter's tensors."""
@@ -60,7 +64,16 @@ def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused:
         return Implementation.FUSED
     if foreach is None and fused is None:
         _, foreach = _default_to_fused_or_foreach(list(params), differentiable=False)
+        if not foreach and not torch.compiler.is_compiling() and params and params[0].device.type == "cpu":
+            recommend_fused()
     return Implementation.FOREACH if foreach else Implementation.FOR_LOOP
+
+
+@cache
+def recommend_fused() -> None:
+    """Say once that there is a faster implementation, if there is."""
+    if which(os.environ.get("CXX", "g++")):
+        logger.info("running a CPU step as a for-loop; with fused=True it is several times faster, compiled once")
 
 
 def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, implementation: Implementation) -> list[Callable[[], None]]:
@@ -112,27 +125,46 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+SLICE: Final = 1 << 17
+"""Number of elements of a large CPU tensor that a rule is run on at a time, so that temporaries stay in the cache."""
+
+
 def run_for_loop(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule as a for-loop over parameters: the reference implementation."""
+    sliced = is_built_in(getattr(flags, "measure", flags)) and not torch.compiler.is_compiling()
     for row in job.rows:
-        apply(rule, dict(zip(job.names, map(elements, row), strict=True)), job.scalars, flags, job.t)
+        inputs = tuple(map(elements, row))
+        for part in slices(inputs) if sliced else (inputs,):
+            apply(rule, dict(zip(job.names, part, strict=True)), job.scalars, flags, job.t)
 
 
-BLOCK: Final = 1 << 17
-"""Number of elements per foreach call on a CPU, so that temporaries stay in the cache."""
+def slices(row: Row) -> Iterable[Row]:
+    """A row of large CPU tensors in parts of ``SLICE`` elements; any other row as it is."""
+    if row[0].numel() <= SLICE or row[0].device.type != "cpu" or not in_one_order(row):
+        return (row,)
+    return zip(*(torch.split(as_vector(x), SLICE) for x in row), strict=True)
+
+
+def as_vector(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor, in the order of its memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+LOOPED: Final = {"cpu"}
+"""Device types without foreach kernels: torch runs a for-loop there, and so does CProp, in slices."""
 
 
 def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
-    """Run a rule on lists of tensors; on a CPU, on lists of blocks that fit in the cache."""
+    """Run a rule on lists of tensors, where the device has kernels for lists."""
     alike: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in job.rows:
         views = tuple(map(elements, row))
         if in_one_order(views):
-            views = tuple(x.as_strided((x.numel(),), (1,)) for x in views)
+            views = tuple(map(as_vector, views))
         alike[(views[0].device, *map(_DTYPE, views))].append(views)
     for rows in alike.values():
-        for batch in [rows] if rows[0][0].device.type != "cpu" else cache_sized(rows):
-            run_lists(rule, job._replace(rows=batch), flags)
+        run = run_for_loop if rows[0][0].device.type in LOOPED else run_lists
+        run(rule, job._replace(rows=rows), flags)
 
 
 def run_lists(rule: Rule, job: Job, flags: Any) -> None:
@@ -140,29 +172,14 @@ def run_lists(rule: Rule, job: Job, flags: Any) -> None:
     stored = dict(zip(job.names, map(list, zip(*job.rows, strict=True)), strict=True))
     # A TensorList supports every operation that a rule uses, but is not a Tensor for the type checker.
     working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
-    for name, updated in rule(with_finite_grad(working), job.scalars, flags).items():
-        results = cast("TensorList", updated).tensors
-        if stored[name][0].dtype == results[0].dtype:
-            torch._foreach_copy_(stored[name], results)
-        else:
-            for tensor, result in zip(stored[name], results, strict=True):
-                write(name, tensor, result, job.t)
-
-
-def cache_sized(rows: list[Row]) -> Iterator[list[Row]]:
-    """Group rows into batches of about ``BLOCK`` elements; longer vectors are split."""
-    batch: list[Row] = []
-    room = BLOCK
-    for row in rows:
-        whole = row[0].dim() != 1 or row[0].numel() <= BLOCK
-        pieces = [row] if whole else zip(*(torch.split(x, BLOCK) for x in row), strict=True)
-        for piece in pieces:
-            if batch and piece[0].numel() > room:
-                yield batch
-                batch, room = [], BLOCK
-            batch.append(piece)
-            room -= piece[0].numel()
-    yield batch
+    updated = rule(with_finite_grad(working), job.scalars, flags)
+    results = {name: cast("TensorList", value).tensors for name, value in updated.items()}
+    alike = {name for name, column in results.items() if column[0].dtype == stored[name][0].dtype}
+    for name in alike:
+        torch._foreach_copy_(stored[name], results[name])
+    for i in range(len(job.rows) if alike != results.keys() else 0):
+        others = {name: column[i] for name, column in results.items() if name not in alike}
+        write({name: stored[name][i] for name in others}, others, job.t)
 
 
 _DTYPE: Final = attrgetter("dtype")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cprop.arithmetic import TINY, Number, addcmul, at_least
+from cprop.sharding import local
 
 __all__ = ["Corrections", "Moments"]
 
@@ -43,7 +45,8 @@ class Corrections(NamedTuple):
         return cls(n, eps, b, b_v, k_m, k_m * b * b / b_v, at_least(eps * b, TINY))
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)  # torch.compile of torch 2.6 cannot read a property of a named tuple
+class Moments:
     r"""Statistics of each element's past gradients: the only input of a measure.
 
     The averages are stored uncorrected, together with their bias corrections, so that a measure
@@ -65,6 +68,10 @@ class Moments(NamedTuple):
     def of(cls, m_hat: Tensor, v_hat: Tensor, n: Number, eps: Number, a_hat: Tensor | None = None) -> Moments:
         """Build from bias-corrected averages."""
         return cls(m_hat, v_hat, Corrections.of(n, eps), a_hat)
+
+    def local(self) -> Moments:
+        """The statistics of this rank's elements."""
+        return Moments(local(self.m), local(self.v), self.k, None if self.a is None else local(self.a))
 
     @property
     def m_hat(self) -> Tensor:

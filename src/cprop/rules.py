@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from torch import Tensor
 
 from cprop.arithmetic import Number, squarable_or_zero
-from cprop.storage import load, store
+from cprop.storage import is_rounded, load, random_bits, store
 
 __all__ = ["GRAD", "MOVED", "PARAM", "Rule", "apply", "rounding_stochastically", "with_finite_grad", "write"]
 
@@ -29,8 +29,7 @@ MOVED: Final = "moved"
 def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
     """Run a rule on stored tensors at compute precision, and write the results back."""
     working = with_finite_grad({name: load(tensor) for name, tensor in stored.items()})
-    for name, updated in rule(working, scalars, flags).items():
-        write(name, stored[name], updated, t)
+    write(stored, rule(working, scalars, flags), t)
 
 
 def with_finite_grad(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,12 +47,18 @@ def with_finite_grad(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, GRAD: squarable_or_zero(tensors[GRAD])} if GRAD in tensors else tensors
 
 
-def write(name: str, stored: Tensor, updated: Tensor, t: Number) -> None:
-    """Write a result in place: parameters and gradients rounded as in torch, state according to its format."""
-    if name in (PARAM, GRAD):
-        stored.copy_(updated)
-    else:
-        store(stored, updated, t)
+def write(stored: Mapping[str, Tensor], updated: Mapping[str, Tensor], t: Number) -> None:
+    """Write results in place: parameters and gradients rounded as in torch, state according to its format.
+
+    All state of an element shares its random bits: each tensor is still rounded without bias, and a hash per tensor
+    would be a sixth of the step.
+    """
+    noise = None
+    for name, value in updated.items():
+        rounded = name not in (PARAM, GRAD) and is_rounded(stored[name])
+        if rounded and noise is None:
+            noise = random_bits(value, t)
+        store(stored[name], value, noise if rounded else None)
 
 
 def rounding_stochastically(rule: Rule) -> Rule:

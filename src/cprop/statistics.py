@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Factor, Number, addcmul, lerp, one_minus_power
+from cprop.arithmetic import Number, addcmul, lerp, one_minus_power
 from cprop.conformity import finite, scale_of
-from cprop.measures import KernelMeasure, needs_mean_abs
+from cprop.measures import Measure, needs_mean_abs
 from cprop.moments import Corrections, Moments
 
 __all__ = ["AVERAGES", "EARLIER", "MEAN", "MEAN_ABS", "MEAN_SQUARE", "PREFIX", "STEP", "StatisticsScalars"]
@@ -131,7 +131,7 @@ def update_statistics(
 def moments_from(
     state: Mapping[str, Tensor],
     h: StatisticsScalars,
-    measure: str | KernelMeasure,
+    measure: str | Measure,
     mean_square: Tensor | None = None,
 ) -> Moments:
     """The input of a measure; ``mean_square`` as in :func:`update_statistics`."""
@@ -146,8 +146,8 @@ def moments_from(
 def scale_from(
     state: Mapping[str, Tensor],
     h: StatisticsScalars,
-    measure: str | KernelMeasure,
+    measure: str | Measure,
     mean_square: Tensor | None = None,
-) -> Factor:
+) -> Tensor:
     """The scale from the statistics; ``mean_square`` as in :func:`update_statistics`."""
     return scale_of(moments_from(state, h, measure, mean_square), h.c, measure, h.unbounded)

@@ -14,7 +14,7 @@ from torch import Tensor
 from cprop.arithmetic import Number
 from cprop.sharding import local
 
-__all__ = ["FORMATS", "allocate", "load", "restore", "store"]
+__all__ = ["FORMATS", "allocate", "is_rounded", "load", "random_bits", "restore", "store"]
 
 FLOAT32: Final = "float32"
 BFLOAT16: Final = "bfloat16"
@@ -66,40 +66,57 @@ def load(stored: Tensor) -> Tensor:
     return stored.to(arithmetic_dtype(stored.dtype))
 
 
-def store(stored: Tensor, updated: Tensor, t: Number) -> None:
+def store(stored: Tensor, updated: Tensor, noise: Tensor | None) -> None:
     """Write state back, with stochastic rounding if it is stored in bfloat16.
 
     Rounding to nearest does not work: a running mean changes by a thousandth of the difference per
     step, and bfloat16 has two to three digits, so every change would be rounded away.
+
+    Args:
+        stored: where it is stored.
+        updated: the new state, in float32 or float64.
+        noise: 16 random bits per element for bfloat16, from :func:`random_bits`.
     """
-    if stored.dtype == torch.bfloat16:
-        updated = round_stochastically(updated, t)
-    stored.copy_(updated)
+    stored.copy_(updated if noise is None else round_stochastically(updated, noise))
 
 
-def round_stochastically(x: Tensor, t: Number) -> Tensor:
+def is_rounded(stored: Tensor) -> bool:
+    """Whether state is rounded stochastically when it is stored."""
+    return stored.dtype == torch.bfloat16
+
+
+def round_stochastically(x: Tensor, noise: Tensor) -> Tensor:
     r"""Round float32 to bfloat16 stochastically: up with a probability equal to the truncated fraction.
 
-    The random bits are a hash of the number and the step. So there is no generator state to save. A
-    resumed run rounds exactly as an uninterrupted one, and a shard exactly as the whole tensor.
+    Args:
+        x: float32 numbers.
+        noise: 16 random bits each, from :func:`random_bits`.
+
+    Example:
+        >>> x = torch.tensor([1.001])                     # between 1 and 1 + 2**-7
+        >>> rounded = torch.cat([round_stochastically(x, random_bits(x, float(t))) for t in range(4000)])
+        >>> rounded.unique().tolist(), round(rounded.float().mean().item(), 3)
+        ([1.0, 1.0078125], 1.001)
+    """
+    return ((x.view(torch.int32) + noise) & -0x10000).view(torch.float32).to(torch.bfloat16)
+
+
+def random_bits(x: Tensor, t: Number) -> Tensor:
+    """16 random bits per element: a hash of float32 numbers and the step.
+
+    So there is no generator state to save. A resumed run rounds exactly as an uninterrupted one, and a shard exactly as
+    the whole tensor.
 
     Args:
         x: float32 numbers.
         t: the step; the same number may round differently at another step.
-
-    Example:
-        >>> x = torch.tensor([1.001])                     # between 1 and 1 + 2**-7
-        >>> rounded = torch.cat([round_stochastically(x, float(t)) for t in range(4000)])
-        >>> rounded.unique().tolist(), round(rounded.float().mean().item(), 3)
-        ([1.0, 1.0078125], 1.001)
     """
-    bits = x.view(torch.int32)
     step = t.to(torch.int32) if isinstance(t, Tensor) else int(t) & 0x7FFFFFFF
-    h = mix(mix(bits + step * 40503) + step)
-    return ((bits + (h & 0xFFFF)) & -0x10000).view(torch.float32).to(torch.bfloat16)
+    h = (x.view(torch.int32) + step * 40503) * 0x45D9F3B
+    h = (h ^ upper_half(h)) * 0x2C1B3C6D
+    return upper_half(h)
 
 
-def mix(x: Tensor) -> Tensor:
-    """Mix the bits of an integer."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x45D9F3B
-    return x ^ ((x >> 15) & 0x1FFFF)
+def upper_half(x: Tensor) -> Tensor:
+    """The upper 16 bits, which are the best mixed ones of a product."""
+    return (x >> 16) & 0xFFFF

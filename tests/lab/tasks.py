@@ -1,5 +1,6 @@
 """Examples of user-defined tasks (``module:Task``), small enough to train in a second."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -66,6 +67,19 @@ class Failing(Slow):
         self.steps += 1
         if self.steps == 10:
             raise IndexError("too far")
+
+
+class Logged(Slow):
+    """The same. It writes down which process reads its data."""
+
+    def __init__(self, log=""):
+        super().__init__()
+        self.log = log
+
+    def data(self):
+        with Path(self.log).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return super().data()
 
 
 class Rows(Task):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,69 @@ def test_an_error_of_a_task_is_told(tmp_path):
         Engine(Store(tmp_path), executor="process").run([QUICK.replace(batch_size=1000)])
 
 
+# Several drivers.
+
+SHARED = """
+import sys
+from cprop_lab.engine import leases
+from cprop_lab.engine.engine import Engine
+from cprop_lab.store import Store
+from cprop_lab.run.specification import Specification
+
+leases.EXPIRY = 4.0
+run = Specification.from_json(sys.argv[2])
+runs = [run.replace(seed=seed) for seed in range(int(sys.argv[3]))]
+print("ready", flush=True)
+sys.stdin.readline()
+print(len(Engine(Store(sys.argv[1]), executor=sys.argv[4], checkpoint_seconds=0.5).run(runs)))
+"""
+
+
+@contextmanager
+def drivers(folder, run, runs, executor="process"):
+    """Two drivers of the same sweep, which start at the same time."""
+    command = [sys.executable, "-c", SHARED, str(folder), run.to_json(), str(runs), executor]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        both = [stack.enter_context(subprocess.Popen(command, cwd=TESTS, env=environment, **pipes)) for _ in "12"]
+        for one in both:
+            stack.callback(one.kill)
+            assert one.stdout.readline() == "ready\n"
+        for one in both:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        yield both
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("executor", ["process", "ray"])
+def test_two_drivers_share_the_work(tmp_path, executor):
+    log = tmp_path / "started.log"
+    run = SLOW.replace(workload="tasks:Logged", options={"log": str(log)}, iterations=100)
+    with drivers(tmp_path / "store", run, 8, executor) as both:
+        assert [one.communicate(timeout=1500)[0] for one in both] == ["8\n", "8\n"]
+    started = log.read_text().splitlines()
+    # Each driver tries the task once before it starts anything.
+    assert len(started) == 8 + 2
+    assert len(set(started)) >= 2
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.suffix != ".arrow"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_runs_of_a_killed_driver_are_taken_over(tmp_path):
+    with drivers(tmp_path, SLOW.replace(iterations=400), 4) as (victim, other):
+        leases = tmp_path / "leases"
+        wait_for(lambda: leases.exists() and len(list(leases.glob("[!.]*"))) == 2, 500, other)
+        victim.kill()
+        victim.wait()
+        assert other.communicate(timeout=1500)[0] == "4\n"
+    assert len(Store(tmp_path).runs()) == 4
+    assert not list(leases.iterdir())
+
+
 # Storage that cannot be used.
 
 
@@ -183,6 +246,7 @@ UNSHARED = """
 import sys, time
 from cprop_lab import workloads
 from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.leases import Leases
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import StorageError, Store
@@ -193,11 +257,11 @@ engine.run([run])  # starts Ray
 from cprop_lab.engine.pool import Pool
 
 # There is one machine here: its workers are given another folder than the one with the driver's mark.
-with engine.store.marked() as mark:
+with engine.store.marked() as mark, Leases(engine.store) as leases:
     pool = Pool(Store(sys.argv[1] + "/worker").address, mark, workloads.sources([run.workload]))
     begun = time.monotonic()
     try:
-        pool.run({run_id(one): one for one in (run.replace(seed=seed) for seed in range(1, 9))})
+        pool.run({run_id(one): one for one in (run.replace(seed=seed) for seed in range(1, 9))}, leases)
     except StorageError as error:
         print(round(time.monotonic() - begun), error)
 """

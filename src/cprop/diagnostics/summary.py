@@ -17,12 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cprop import compiled
-from cprop.arithmetic import divided
 from cprop.compiled import LONG
 from cprop.conformity import overconfident
-from cprop.measures import KernelMeasure, Measure, resolve_measure
+from cprop.measures import Measure, resolve_measure
 from cprop.moments import Corrections, Moments
-from cprop.sharding import local
 
 __all__ = ["BINS", "Layer", "Sample", "layer", "over_ranks", "sums", "together"]
 
@@ -158,7 +156,8 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
         group: its param group.
         fused: whether to use a compiled kernel, like its optimizer.
     """
-    tensors = [local(x).reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
+    moments = moments.local()
+    tensors = [x.reshape(-1) for x in (moments.m, moments.v, moments.a) if x is not None]
     device, number = tensors[0].device, tensors[0].numel()
     precise = precision(device)
     if not number:  # a rank may have no elements of a small parameter
@@ -181,7 +180,7 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
     return torch.cat([total, run(at_least, some).to(precise) * (number / len(some[0]))])
 
 
-Pass: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | KernelMeasure], Tensor]
+Pass: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
 
 
 def get_kernel(
@@ -209,16 +208,14 @@ def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:
     return Moments(m, v, Corrections(*numbers[1:].unbind()), rest[0] if rest else None)
 
 
-def conformity_and_scale(
-    tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure
-) -> tuple[Tensor, Tensor]:
+def conformity_and_scale(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> tuple[Tensor, Tensor]:
     """The conformity of a block of elements, and the resulting scale."""
     # Divide first: c may be infinite here, and infinity times a zero numerator is NaN.
-    conformity = divided(resolve_measure(measure)(of_block(tensors, numbers)))
-    return conformity, divided(overconfident(conformity, numbers[0]))
+    conformity = resolve_measure(measure)(of_block(tensors, numbers))
+    return conformity, overconfident(conformity, numbers[0])
 
 
-def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Sums[Tensor]:
+def terms(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Sums[Tensor]:
     """Each element's terms of the sums."""
     moments = of_block(tensors, numbers)
     k = moments.k
@@ -250,18 +247,18 @@ def precision(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Tensor:
+def summed(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
     """The sums over a block of elements."""
     return torch.stack([x.sum(dtype=precision(x.device)) for x in terms(tensors, numbers, measure)])
 
 
-def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Tensor:
+def at_least(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
     """Cumulative histogram: the number of scales at or above each bin's lower edge. Kernels have no ``histc``."""
     _, scale = conformity_and_scale(tensors, numbers, measure)
     return torch.stack([(scale >= edge / BINS).sum(dtype=torch.float32) for edge in range(BINS)])
 
 
-def summed_and_shown(tensors: Sequence[Tensor], numbers: Tensor, measure: str | KernelMeasure) -> Tensor:
+def summed_and_shown(tensors: Sequence[Tensor], numbers: Tensor, measure: str | Measure) -> Tensor:
     """Sums and histogram in one kernel launch, for small parameters, where the launch dominates."""
     return torch.cat([summed(tensors, numbers, measure), at_least(tensors, numbers, measure)])
 

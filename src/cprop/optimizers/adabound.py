@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add_scaled, clamp
+from cprop.arithmetic import Number, clamp
 from cprop.measures import Measure
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
 from cprop.optimizers.settings import arguments, check_non_negative, require
@@ -30,7 +30,7 @@ def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> d
     """One step of AdaBound, with the update multiplied by the conformity scale."""
     p, exp_avg, mean_square, scale, updated = adam_step(x, h.adam, flags)
     rate = clamp(h.step_size / (torch.sqrt(mean_square) + h.adam.eps), h.lower, h.upper)
-    updated[PARAM] = add_scaled(p, scale, rate * exp_avg, -1)
+    updated[PARAM] = p - scale * (rate * exp_avg)
     return updated
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Factor, Number, add, add_scaled, divide, one_minus_power
+from cprop.arithmetic import Number, add, addcdiv, divide, one_minus_power
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
 from cprop.optimizers.settings import arguments, check_betas, check_non_negative
@@ -60,7 +60,7 @@ class AdamStep(NamedTuple):
     """The running mean of the gradient."""
     mean_square: Tensor
     """The running mean square, or its running maximum."""
-    scale: Factor
+    scale: Tensor
     updated: dict[str, Tensor]
 
 
@@ -79,7 +79,7 @@ def adam_step(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> Adam
     updated = update_statistics(g, x, h.statistics, shared)
     scale = scale_from(updated, h.statistics, flags.measure, shared)
 
-    updated |= {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    updated.update(exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)  # torch.compile of torch 2.6 has no |= of dictionaries
     if flags.amsgrad:
         exp_avg_sq = torch.maximum(x["max_exp_avg_sq"], exp_avg_sq)
         updated["max_exp_avg_sq"] = exp_avg_sq
@@ -90,7 +90,7 @@ def adam(x: Mapping[str, Tensor], h: AdamScalars, flags: AdamFlags) -> dict[str,
     """One step of Adam, with the update multiplied by the conformity scale."""
     p, exp_avg, mean_square, scale, updated = adam_step(x, h, flags)
     root = divide(torch.sqrt(mean_square), h.bias_correction2_sqrt, h.inverse_bias_correction2_sqrt)
-    updated[PARAM] = add_scaled(p, scale, exp_avg, -h.step_size, by=root + h.eps)
+    updated[PARAM] = addcdiv(p, scale * exp_avg, root + h.eps, -h.step_size)
     return updated
 
 

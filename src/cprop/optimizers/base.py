@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cprop import checkpoint
-from cprop.arithmetic import TINY, Number, at_least, divided, one_minus_power
+from cprop.arithmetic import TINY, Number, at_least, one_minus_power
 from cprop.conformity import scale_of
 from cprop.execution import Implementation, Job
 from cprop.measures import needs_mean_abs
 from cprop.moments import Moments
 from cprop.optimizers.settings import Settings, settings_of
 from cprop.optimizers.state import count, new_counter, new_state
-from cprop.sharding import local
+from cprop.rules import write
+from cprop.sharding import local, sharded_like
 from cprop.statistics import (
     AVERAGES,
     EARLIER,
@@ -31,7 +32,7 @@ from cprop.statistics import (
     statistics_scalars,
     steps_at,
 )
-from cprop.storage import load, store
+from cprop.storage import load
 
 __all__ = ["ConformityOptimizer"]
 
@@ -95,7 +96,9 @@ class ConformityOptimizer(Optimizer):
             [tensor([1.0000, 0.3827])]
         """
         for p, group, moments in self.moments():
-            yield p, divided(scale_of(moments, group["cprop_c"], group["cprop_measure"]))
+            # On the shard, as a step does: DTensor has no sharding strategy for some operations.
+            shard = scale_of(moments.local(), group["cprop_c"], group["cprop_measure"])
+            yield p, sharded_like(moments.m, shard)
 
     def moments(self) -> Iterator[tuple[Tensor, dict[str, Any], Moments]]:
         """Iterate over parameters that have had a gradient, with their group and their current statistics."""
@@ -181,9 +184,9 @@ class ConformityOptimizer(Optimizer):
             square = state[self._square_key(state)]
             if MEAN_SQUARE not in state:
                 state[MEAN_SQUARE] = new_state(p, group)
-            store(local(state[MEAN_SQUARE]), load(local(square)) * (b / k.b_v), t)
-            for key in {MEAN, MEAN_ABS} & state.keys():
-                store(local(state[key]), load(local(state[key])) * (b / k.b), t)
+            converted = {MEAN_SQUARE: load(local(square)) * (b / k.b_v)}
+            converted |= {key: load(local(state[key])) * (b / k.b) for key in (MEAN, MEAN_ABS) if key in state}
+            write({key: local(state[key]) for key in converted}, converted, t)
 
     def _begin_step(self, closure: Callable[[], float] | None) -> tuple[float | None, list[ActiveGroup]]:
         """Evaluate the closure, if given, and check all gradients before any parameter is updated.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add, add_scaled, addcdiv, addcmul
+from cprop.arithmetic import Number, add, addcdiv, addcmul
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
 from cprop.optimizers.settings import arguments, check_non_negative, require
@@ -66,9 +66,9 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
     if flags.momentum:
         buffer = addcdiv(x["momentum_buffer"] * h.momentum, d, rms, 1)
         updated["momentum_buffer"] = buffer
-        updated[PARAM] = add_scaled(p, scale, buffer, -h.lr)
+        updated[PARAM] = add(p, scale * buffer, -h.lr)
     else:
-        updated[PARAM] = add_scaled(p, scale, d, -h.lr, by=rms)
+        updated[PARAM] = addcdiv(p, scale * d, rms, -h.lr)
     return updated
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Never
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add, add_scaled
+from cprop.arithmetic import Number, add
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
 from cprop.optimizers.settings import arguments, check_non_negative, require
@@ -48,7 +48,7 @@ def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Te
         buffer = add(x["momentum_buffer"] * h.momentum, d, h.gain)
         updated["momentum_buffer"] = buffer
         d = add(d, buffer, h.momentum) if flags.nesterov else buffer
-    updated[PARAM] = add_scaled(p, scale, d, -h.lr)
+    updated[PARAM] = add(p, scale * d, -h.lr)
     return updated
 
 

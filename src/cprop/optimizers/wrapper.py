@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
-from cprop.arithmetic import divided
 from cprop.execution import Implementation, Job, choose_implementation, prepare, run_all
 from cprop.measures import Measure
 from cprop.optimizers.base import ConformityOptimizer
@@ -69,7 +68,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
     ``lerp`` is exact at scale one; the sum as written is not. A bfloat16 parameter is rounded stochastically: rounding
     to nearest would turn half of a one-unit update into all or nothing.
     """
-    return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], divided(scale_from(x, h, flags.measure)))}
+    return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], scale_from(x, h, flags.measure))}
 
 
 class CProp(ConformityOptimizer):

@@ -10,6 +10,8 @@ import logging
 import os
 import secrets
 import sys
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,7 @@ import torch
 from cprop_lab import workloads
 from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 from cprop_lab.engine.check import check, trimmed
+from cprop_lab.engine.leases import Leases
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
@@ -111,8 +114,8 @@ class Engine:
             self._check(missing.values())
             self.progress.begin(list(missing.values()), len(wanted) - len(missing))
             if missing:
-                with self.store.marked() as mark:
-                    self._on_ray(missing, mark) if self.executor == "ray" else self._in_process(missing)
+                with self.store.marked() as mark, Leases(self.store) as leases:
+                    self._on_ray(missing, mark, leases) if self.executor == "ray" else self._in_process(missing, leases)
         except KeyboardInterrupt:
             raise SweepInterruptedError from None
         finally:
@@ -140,11 +143,17 @@ class Engine:
                 torch.cuda.empty_cache()  # the runs may need it
                 self._checked.add(small)
 
-    def _in_process(self, missing: Mapping[str, Specification]) -> None:
+    def _in_process(self, missing: Mapping[str, Specification], leases: Leases) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.cpus)
+        waiting = deque(missing.items())
         try:
-            for specification in missing.values():
+            while waiting:
+                name, specification = waiting.popleft()
+                if not leases.take(name):
+                    waiting.append((name, specification))  # another driver has it
+                    time.sleep(0.5)
+                    continue
                 try:
                     train(
                         specification,
@@ -156,11 +165,13 @@ class Engine:
                     raise
                 except Exception as error:
                     raise _failed({specification: source.told(error)}, missing) from error
+                finally:
+                    leases.release(name)
                 self.progress.ended(specification)
         finally:
             torch.set_num_threads(threads)
 
-    def _on_ray(self, missing: Mapping[str, Specification], mark: str) -> None:
+    def _on_ray(self, missing: Mapping[str, Specification], mark: str, leases: Leases) -> None:
         for name, value in (RAY if self.address else RAY | alone()).items():
             os.environ.setdefault(name, value)
         if self.address is None:
@@ -188,7 +199,7 @@ class Engine:
             self.checkpoint_seconds,
             self.progress,
         )
-        if errors := pool.run(missing):
+        if errors := pool.run(missing, leases):
             raise _failed(errors, missing)
 
     def _start(self, ray: Any) -> None:

@@ -15,6 +15,7 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
+from cprop_lab.engine.leases import Leases
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
@@ -133,18 +134,21 @@ class Pool:
             room({kind: max((n.get(kind, 0.0) for n in nodes), default=0.0) for kind in asked}, self.cpus, self.gpus)
         return max(1, fits)
 
-    def run(self, runs: Mapping[str, Specification]) -> dict[Specification, str]:
+    def run(self, runs: Mapping[str, Specification], leases: Leases) -> dict[Specification, str]:
         """Execute runs, by their id, and return the errors of those that failed for good.
+
+        What another driver has leased is left to it, until it has ended or the lease has expired.
 
         Raises:
             StorageError: if a run cannot store its results.
         """
-        slots = self.slots()
+        store, slots = Store(self.store), self.slots()
         mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
         # A process that has imported torch and mapped the data takes the next run, on a GPU too.
         task: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, max_calls=0)(work)
         sources = ray.put(self.sources)
         waiting = deque(runs)
+        theirs: deque[str] = deque()  # other drivers have these
         lost: dict[str, int] = {}
         flying: dict[Any, str] = {}
         errors: dict[Specification, str] = {}
@@ -157,15 +161,31 @@ class Pool:
                 said.add(line)
                 self.progress.failed(runs[name], line)
 
+        def mine(name: str) -> bool:
+            """Whether this driver is to execute a run; another may have it, or have executed it."""
+            if not leases.take(name):
+                theirs.append(name)
+                return False
+            if leases.folder is not None and store.find(name) is not None:
+                leases.release(name)
+                self.progress.ended(runs[name])
+                return False
+            return True
+
         try:
-            while waiting or flying:
+            while waiting or flying or theirs:
                 while waiting and len(flying) < 2 * slots:
                     name = waiting.popleft()
+                    if not mine(name):
+                        continue
                     where = (self.store, self.mark, self.checkpoint_seconds, self.cpus)
                     flying[task.remote(name, runs[name].to_json(), sources, *where, mailbox)] = name
-                done, _ = ray.wait(list(flying), num_returns=1, timeout=EVERY)
+                if not flying:
+                    time.sleep(EVERY)
+                done = ray.wait(list(flying), num_returns=1, timeout=EVERY)[0] if flying else []
                 for one in done:
                     name = flying.pop(one)
+                    leases.release(name)
                     try:
                         error = ray.get(one)
                     except RayTaskError as raised:
@@ -187,6 +207,8 @@ class Pool:
                 if time.monotonic() - looked >= EVERY:
                     looked = time.monotonic()
                     slots = self.slots()  # a cluster grows and shrinks
+                    while theirs and len(waiting) < 2 * slots:
+                        waiting.append(theirs.popleft())
                     under_way = set(flying.values())
                     for name, row in ray.get(mailbox.empty.remote()).items():
                         if name in under_way:

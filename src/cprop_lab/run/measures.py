@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from cprop import MEASURES, Measure, Moments
-from cprop.arithmetic import divided
 
 __all__ = [
     "OWN",
@@ -32,7 +31,7 @@ TINY: Final = 1e-12
 
 def conformity(moments: Moments) -> Tensor:
     r"""CProp's own :math:`s_t` (equations 2 and 3)."""
-    return divided(MEASURES["normal"](moments))
+    return MEASURES["normal"](moments)
 
 
 def layer_mean(moments: Moments) -> Tensor:
