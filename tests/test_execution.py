@@ -252,7 +252,7 @@ def test_slices_of_a_tensor_are_the_whole(build, state_dtype, monkeypatch):
 
 def test_foreach_on_a_cpu_is_the_for_loop(monkeypatch):
     monkeypatch.undo()
-    assert execution.LOOPED == {"cpu"}
+    assert {"cpu"} == execution.LOOPED
     ours, theirs = inputs(), inputs()
     optimizer = cprop.CPropAdam(ours, lr=0.01, foreach=True)
     with Operations() as counted:
@@ -559,3 +559,37 @@ def test_the_first_step_of_a_long_list_compiles_within_15_seconds(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 15
+
+
+EIGHT = """
+import time
+import torch
+import cprop
+p = torch.nn.Parameter(torch.zeros(1 << 16))
+p.grad = torch.ones_like(p)
+optimizer = cprop.CPropAdam([p], fused=True)
+start = time.process_time()
+optimizer.step()
+print(time.process_time() - start)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_eight_processes_at_once_compile_and_then_reuse_the_kernels_on_disk(tmp_path):
+    """The ranks of a machine start together: none may read what another has half written."""
+    own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def start_all():
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        ranks = [subprocess.Popen([sys.executable, "-c", EIGHT], env=own, **pipes) for _ in range(8)]
+        results = [rank.communicate(timeout=500) for rank in ranks]
+        assert not any(rank.returncode for rank in ranks), results
+        return [float(out) for out, _ in results]
+
+    start_all()
+    libraries = set(tmp_path.rglob("*.so"))
+    assert libraries
+    again = start_all()
+    assert set(tmp_path.rglob("*.so")) == libraries
+    assert max(again) < 10

@@ -207,10 +207,10 @@ def nearly_normal(z: Tensor) -> Tensor:
     """
     z = torch.clamp_max(z, _LAST_Z)
     squared = z * z
-    p = squared * _NORMAL[-1] + _NORMAL[-2]
-    for coefficient in _NORMAL[-3::-1]:
-        p = squared * p + coefficient
-    return z * p
+    # Pairs instead of one chain of multiply-adds, each of which would wait for the one before (Estrin's scheme).
+    terms = [squared * odd + even for even, odd in zip(_NORMAL[::2], _NORMAL[1::2], strict=True)]
+    fourth = squared * squared
+    return z * ((terms[3] * fourth + terms[2]) * (fourth * fourth) + (terms[1] * fourth + terms[0]))
 
 
 def normal_for_cpu_kernels(moments: Moments) -> Tensor:
