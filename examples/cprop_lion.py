@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import ParamsT
 
-from cprop.arithmetic import Number, add_scaled
+from cprop.arithmetic import Number, add
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
 from cprop.optimizers.settings import check_betas, complete
@@ -30,7 +30,7 @@ def lion(x: Mapping[str, torch.Tensor], h: LionScalars, measure: str | Measure) 
     scale = scale_from(updated, h.statistics, measure)
     direction = torch.sign(running_mean(x["exp_avg"], g, h.weight1))
     updated["exp_avg"] = running_mean(x["exp_avg"], g, h.weight2)
-    updated[PARAM] = add_scaled(p, scale, direction, -h.lr)
+    updated[PARAM] = add(p, scale * direction, -h.lr)
     return updated
 
 

@@ -258,12 +258,14 @@ def test_gradients_whose_square_overflows_count_as_zero_and_leave_no_trace(build
 @every_way
 def test_bfloat16_parameters_keep_the_scale_of_a_move_of_one_unit(way):
     """To the nearest, three tenths of a unit are none: with c = 0.3 nothing would ever move."""
-    w = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
-    optimizer = cprop.CProp(torch.optim.SGD([w], lr=2**-8), c=0.3, **WAYS[way])
+    start = torch.arange(107 << 7, 147 << 7, dtype=torch.int16).view(torch.bfloat16)  # all from 2^-20 to 2^20
+    unit = 2.0 ** (start.float().log2().floor() - 7)
+    w = torch.nn.Parameter(start.clone())
+    optimizer = cprop.CProp(torch.optim.SGD([w], lr=1.0), c=0.3, **WAYS[way])
     for _ in range(10):
-        w.grad = torch.ones_like(w)  # a unit below one is 2^-8
+        w.grad = unit.bfloat16()
         optimizer.step()
-    assert (1 - w.float()).mean().item() == pytest.approx(10 * 0.3 * 2**-8, rel=0.03)
+    assert ((start.float() - w.detach().float()) / unit).mean().item() == pytest.approx(10 * 0.3, rel=0.03)
 
 
 def test_bfloat16_parameters_at_scale_one_are_the_inner_optimizers_to_the_bit():
