@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
@@ -86,6 +87,10 @@ Checkpoints = Annotated[
         help="Seconds between two checkpoints of a run. Default: 30, or more if writing them took over a twentieth.",
     ),
 ]
+TimeLimit = Annotated[
+    float | None, typer.Option(min=0, help="Minutes after which to stop, as Ctrl-C does; the same command continues.")
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdicts to this file.")]
 Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's step: slower, but needs no C++ compiler.")]
 
 
@@ -105,6 +110,13 @@ def plain_errors() -> Iterator[None]:
             raise
         console.print(f"Error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(codes.get(type(error), 1)) from None
+
+
+def _stop_after(minutes: float | None) -> None:
+    """Interrupt this process later, as Ctrl-C does."""
+    if minutes is not None:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
 
 
 def _use(data: Path | None) -> None:
@@ -219,6 +231,9 @@ def run(
     gpus: Gpus = 0.0,
     eager: Eager = False,
     checkpoint_seconds: Checkpoints = None,
+    time_limit: TimeLimit = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and what it costs.")] = False,
+    out: Json = None,
 ) -> None:
     """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
     from cprop_lab.experiments import PRESETS
@@ -230,6 +245,11 @@ def run(
         length = PRESETS[preset.value]
         if seeds is not None:
             length = replace(length, seeds=seeds)
+        if dry_run:
+            _use(data)
+            _print_plan(chosen.planned(length), storage)
+            return
+        _stop_after(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         name = f"{experiment}-{preset.value}"
 
@@ -249,9 +269,42 @@ def run(
 
         keep(chosen.run(length, run_all, select, begun, engine.progress))
         _show(engine.store, name, lambda ids: [runs[one] for one in ids])
+        if out is not None:
+            _write_verdicts(out, list(runs.values()))
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
     if preset is PresetName.smoke:
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
+
+
+def _print_plan(planned: list[Any], storage: str) -> None:
+    """How many runs there are, how many are still to be run, and what those cost."""
+    from cprop_lab.output.tables import Table
+    from cprop_lab.run.cost import estimate
+    from cprop_lab.run.identity import run_id
+    from cprop_lab.store import Store
+
+    done = Store(storage).finished()
+    missing = {name: run for run in planned if (name := run_id(run)) not in done}
+    cost = estimate(missing.values())
+    rows = [
+        ["runs", f"{len(planned):,}"],
+        ["of which to be run", f"{cost.runs:,}"],
+        ["their iterations", f"{cost.iterations:,}"],
+        ["10^15 operations", f"{cost.flops / 1e15:,.3g}"],
+        ["MB of results", f"{cost.stored_bytes / 1e6:,.3g}"],
+    ]
+    console.print(Table(["planned", ""], rows))
+    console.print("Runs that select learning rates, or only measure the time of a step, are not included.")
+
+
+def _write_verdicts(path: Path, runs: Sequence[Any]) -> None:
+    """Verdicts and run ids, for programs."""
+    from cprop_lab.analysis.pairs import pairs
+    from cprop_lab.analysis.verdict import verdict
+
+    verdicts = {name: asdict(verdict(name, pair)) for name, pair in pairs(runs).items()}
+    about = {"command": _command(), "verdicts": verdicts, "runs": sorted(run.run_id for run in runs)}
+    path.write_text(json.dumps(about, indent=2) + "\n")
 
 
 def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], folder: Path | None = None) -> None:
@@ -355,6 +408,8 @@ def compare(
     gpus: Gpus = 0.0,
     eager: Eager = False,
     checkpoint_seconds: Checkpoints = None,
+    time_limit: TimeLimit = None,
+    written: Json = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab.experiments import comparison
@@ -375,6 +430,7 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
+        _stop_after(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         bases = optimizers.split(",")
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
@@ -392,6 +448,8 @@ def compare(
             console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
             console.print(final_values(found.runs))
         console.print(f"\nFigure: {out}", highlight=False, soft_wrap=True)
+        if written is not None:
+            _write_verdicts(written, found.runs)
 
 
 @app.command()

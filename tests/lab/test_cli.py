@@ -89,26 +89,39 @@ def test_from_a_run_to_a_page(lab, session, tmp_path):
     assert "Figure: " in said
     assert (tmp_path / "results" / "figures" / "fmnist-fc-smoke.png").stat().st_size > 10_000
     assert "CProp(RMSProp)" in said
-    again = lab(*words)
+    again = lab(*words, "--json", "verdicts.json")
+    written = json.loads((tmp_path / "verdicts.json").read_text())
+    assert set(written["runs"]) == Store(tmp_path / "results").finished()
+    (verdict,) = written["verdicts"].values()
+    assert verdict["headline"] in again
     assert "running the experiment: 2 of 2 runs are already finished and are reused" in again
     assert "RMSProp + CProp may help: it reaches RMSProp's final training loss" in again
     assert "Note: One seed cannot tell a difference from chance" in again
     assert again.endswith("The smoke preset checks that everything works; it says nothing about CProp. ")
     after = session(
+        [*map(str, words), "--dry-run"],
+        [*map(str, words), "--seeds", "3", "--dry-run"],
         ["pack"],
         ["plot", "fmnist-fc", "--out", "pictures"],
         ["report"],
         ["export", "--to", "tensorboard", "--target", "events"],
         ["plot", "nothing"],
     )
-    assert [code for _, code in after] == [0, 0, 0, 0, 1]
-    assert "fmnist-fc-smoke.parquet: 2 runs" in after[0][0]
+    assert [code for _, code in after] == [0, 0, 0, 0, 0, 0, 1]
+    assert "runs 2 of which to be run 0" in after[0][0]
+    assert "runs 6 of which to be run 4" in after[1][0]
+    assert "fmnist-fc-smoke.parquet: 2 runs" in after[2][0]
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     page = (tmp_path / "report.html").read_text()
     assert "cprop-lab run fmnist-fc --optimizers rmsprop --seeds 1 --executor process" in page
     assert str(tmp_path) not in page  # a page may be published
     assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
     assert "no results of nothing in results" in after[-1][0]
+
+
+def test_a_time_limit_stops_as_ctrl_c_does(lab):
+    words = ["compare", "tasks:Slow", "--optimizers", "rmsprop", "--iterations", "100000", "--executor", "process"]
+    assert "run the same command again to continue" in lab(*words, "--time-limit", 0.2, code=130)
 
 
 def test_ctrl_c_leaves_things_resumable(tmp_path, generated):

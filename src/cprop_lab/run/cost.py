@@ -23,11 +23,13 @@ class Cost:
         runs: number of runs.
         iterations: of all runs together.
         flops: of all runs together, including evaluations.
+        stored_bytes: of their results, as each is stored.
     """
 
     runs: int
     iterations: int
     flops: float
+    stored_bytes: int = 0
 
     def hours(self, tflops: float, overhead_ms: float) -> float:
         """Hours on a device that sustains so many 10^12 operations per second, with a fixed overhead per iteration."""
@@ -60,14 +62,20 @@ def flops(specification: Specification) -> tuple[float, float]:
 def estimate(runs: Iterable[Specification]) -> Cost:
     """The total cost of some runs."""
     runs = list(runs)
-    total = 0.0
+    total, stored = 0.0, 0
     for run in runs:
         # Only the network's operations count: any optimizer, CProp included, needs just a few per element.
         network = Specification(run.workload, "sgd", lr=1e-9, batch_size=run.batch_size, options=run.options)
         a_step, an_example = flops(network)
         looked_at = 2 * (run.iterations // run.evaluate_every) * min(run.examples, MOST.get(run.workload, run.examples))
         total += run.iterations * a_step + looked_at * an_example
-    return Cost(len(runs), sum(run.iterations for run in runs), total)
+        stored += A_RUN + AN_EVALUATION * (run.iterations // run.evaluate_every)
+    return Cost(len(runs), sum(run.iterations for run in runs), total, stored)
+
+
+A_RUN: Final = 4_300
+AN_EVALUATION: Final = 150
+"""Bytes of a stored run: its specification and the like, and a row of its curves."""
 
 
 # Windows of Penn Treebank's training text; the test text has fewer, but is counted as having as many.

@@ -1,19 +1,7 @@
-"""The store: one Arrow file per run, or one Parquet file per packed experiment; in both, a run is a row.
-
-A store is a folder or an address in an object store, whatever ``pyarrow`` opens. Nothing in it is a
-pickle except the checkpoint of an unfinished run, which is read with ``weights_only``. Reading needs no torch.
-
-    runs/<run id>.arrow                   a run: its curves, its specification, how it ended, and its provenance
-    checkpoints/<run id>.pt               of a run that is not finished
-    experiments/<name>-<preset>.json      an experiment's manifest: which runs belong to it
-    experiments/<name>-<preset>.parquet   a packed experiment: its manifest and all of its runs
-
-Older versions wrote two files per run, ``.parquet`` with the curves and ``.json`` with the rest. They are read as well.
-"""
+"""Where runs are kept: files that are there as a whole or not at all, on a disk and in an object store."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -25,54 +13,40 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlparse
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from cprop_lab.run.evaluation import BINS, Evaluation, Status
-from cprop_lab.run.identity import digest, resolve, run_id
+from cprop_lab.run.evaluation import Evaluation, Status
+from cprop_lab.run.identity import resolve, run_id
 from cprop_lab.run.specification import Specification
+from cprop_lab.store.rows import (
+    ROWS,
+    SCHEMA,
+    DamagedError,
+    Pack,
+    Run,
+    as_rows,
+    as_text,
+    curves_of,
+    kind_of,
+    row,
+    to_row,
+    to_run,
+)
 
-__all__ = ["DamagedError", "Manifest", "Run", "StorageError", "Store", "measured"]
+__all__ = ["Manifest", "StorageError", "Store"]
 
 Manifest = Mapping[str, Any]
 """What is stored about an experiment: its runs, and what a reader should know."""
 
-Values = np.ndarray[Any, np.dtype[Any]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-SCHEMA: Final = pa.schema(
-    {
-        "step": pa.int64(),
-        "seconds": pa.float64(),  # of training alone, evaluations left out
-        "train_loss": pa.float64(),
-        "test_loss": pa.float64(),
-        "accuracy": pa.float64(),
-        "perplexity": pa.float64(),
-        "lr": pa.float64(),
-        "mean_scale": pa.float64(),
-        "scale_histogram": pa.list_(pa.float32()),  # shares of all parameters
-    }
-)
-"""A run's curves: one row per evaluation."""
-
-ROWS: Final = pa.schema(
-    {
-        "identity": pa.string(),
-        "about": pa.string(),
-        **{name: pa.list_(SCHEMA.field(name).type) for name in SCHEMA.names},
-    }
-)
-"""Runs as rows: the specification and all else as text in ``about``, and the curves as lists."""
 
 BATCH: Final = 1_000
 """Runs that are read, or written to a packed experiment, at a time."""
@@ -88,189 +62,8 @@ SEEN_WITHIN: Final = 5.0
 """Seconds after which what one machine has written is seen by all."""
 
 
-class DamagedError(ValueError):
-    """What is stored of a run is damaged, or cannot be read by this version.
-
-    Args:
-        message: what is wrong.
-        run: its id.
-        newer: whether it is a newer version's, and not damaged.
-    """
-
-    def __init__(self, message: str, run: str = "", newer: bool = False) -> None:
-        super().__init__(message)
-        self.run, self.newer = run, newer
-
-
 class StorageError(OSError):
     """The storage cannot be used: it is full, read-only, or not shared."""
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run: what it was, and its curves.
-
-    Args:
-        run_id: sixteen hexadecimal digits.
-        specification: what was run.
-        status: how it ended.
-        provenance: how and where it was made.
-        columns: the curves as arrays, by the names of :data:`SCHEMA`; NaN where nothing was measured.
-
-    Attributes:
-        cache: what was computed from the curves, such as smoothed ones.
-    """
-
-    run_id: str
-    specification: Specification
-    status: Status
-    provenance: Mapping[str, Any]
-    columns: Mapping[str, Values]
-    cache: dict[str, Values] = field(default_factory=dict, init=False, repr=False)
-
-    def column(self, name: str) -> Values:
-        """A curve's values, one per evaluation; NaN where there is none."""
-        return self.columns[name]
-
-    def histogram(self) -> Values:
-        """The scale's distribution over time: one row per evaluation, one column per bin."""
-        return self.columns["scale_histogram"].astype(float)
-
-    @property
-    def curves(self) -> pa.Table:
-        """The curves as a table."""
-        plain: dict[str, Any] = {
-            name: pa.array(values, SCHEMA.field(name).type, from_pandas=True, safe=False)
-            for name, values in self.columns.items()
-            if values.ndim == 1
-        }
-        shares = [None if np.isnan(row).all() else row for row in self.columns["scale_histogram"]]
-        return pa.table({**plain, "scale_histogram": shares}, SCHEMA)
-
-
-def measured(runs: Iterable[Run], column: str) -> bool:
-    """Whether any run has such a curve."""
-    return any(np.isfinite(run.column(column)).any() for run in runs)
-
-
-# Runs as rows of a table.
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _row(about: Mapping[str, Any] | str, curves: pa.Table) -> pa.Table:
-    """A run as a table of one row."""
-    text = about if isinstance(about, str) else _text(about)
-    lists = {name: pa.ListArray.from_arrays([0, len(curves)], _one(curves[name])) for name in SCHEMA.names}
-    return pa.table({"identity": [json.loads(text)["identity"]], "about": [text], **lists}, ROWS)
-
-
-def _as_rows(table: pa.Table) -> pa.Table:
-    """A table that was read, if it is one of runs; a cast would take most of the time of reading a run."""
-    return table if table.schema.equals(ROWS) else table.select(ROWS.names).cast(ROWS)
-
-
-def _arrays(lists: pa.ListArray, name: str) -> list[Values]:
-    """A curve of many runs as one array per run, without a copy per run."""
-    ends, values = lists.offsets.to_numpy(), lists.flatten()
-    ends = ends - ends[0]
-    if name == "scale_histogram":
-        whole = np.full((len(values), BINS), np.nan, np.float32)
-        whole[values.is_valid().to_numpy(zero_copy_only=False)] = values.flatten().to_numpy().reshape(-1, BINS)
-    else:
-        whole = np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
-    return [whole[first:last] for first, last in pairwise(ends)]
-
-
-def _columns(table: pa.Table) -> Iterator[dict[str, Values]]:
-    """The curves of each row.
-
-    Raises:
-        ValueError: if they are not curves.
-    """
-    arrays = [_arrays(_one(table[name]), name) for name in SCHEMA.names]
-    return (dict(zip(SCHEMA.names, own, strict=True)) for own in zip(*arrays, strict=True))
-
-
-def _checksum(columns: Mapping[str, Values]) -> str:
-    """A digest of a run's curves, however they are stored."""
-    hashed = hashlib.sha256()
-    for name in SCHEMA.names:
-        hashed.update(columns[name].tobytes())
-    return hashed.hexdigest()[:16]
-
-
-def _curves(table: pa.Table) -> Iterable[Mapping[str, Values] | DamagedError]:
-    """The curves of each row, or what is wrong with them."""
-    try:
-        return list(_columns(table))
-    except ValueError as error:
-        if len(table) == 1:
-            return [DamagedError(f"its curves cannot be read ({error})")]
-        return [one for row in range(len(table)) for one in _curves(table.slice(row, 1))]
-
-
-def _run(name: str, text: str, columns: Mapping[str, Values] | DamagedError) -> Run:
-    """A run from its row.
-
-    Raises:
-        DamagedError: if the row is not that run's, or has been changed.
-    """
-    if isinstance(columns, DamagedError):
-        raise columns
-    try:
-        about = json.loads(text)
-        stored = dict(about["specification"])
-        if digest(stored) != name or about["identity"] != name:
-            raise DamagedError("its specification is another run's, or was edited")
-        if "checksum" in about and about["checksum"] != _checksum(columns):
-            raise DamagedError("its curves are another run's, or were changed")
-        for known in ("numerics", "code"):
-            stored.pop(known)
-        return Run(name, Specification.from_dict(stored), about["status"], about["made"], columns)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise DamagedError(f"its specification cannot be read ({type(error).__name__}: {error})") from error
-    except DamagedError:
-        raise
-    except ValueError as error:  # as its id is right, this is how it was written
-        raise DamagedError(str(error), newer=True) from error
-
-
-class _Pack:
-    """A packed experiment. Runs are read in groups of rows, when they are needed."""
-
-    def __init__(self, path: str, file: pq.ParquetFile, stamp: tuple[int, int]) -> None:
-        self.path, self.file, self.stamp = path, file, stamp
-        self.about: dict[str, Any] = json.loads((file.schema_arrow.metadata or {})[b"experiment"])
-        groups = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
-        self.starts = np.cumsum([0, *groups])
-        self.rows = {name: row for row, name in enumerate(file.read(["identity"])["identity"].to_pylist())}
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[Sequence[str], pa.Table | DamagedError]]:
-        """Some runs, one group of rows after the other."""
-        rows = sorted((self.rows[name], name) for name in names)
-        groups = np.searchsorted(self.starts, [row for row, _ in rows], side="right") - 1
-        for group in dict.fromkeys(groups.tolist()):
-            chosen = [pair for pair, own in zip(rows, groups, strict=True) if own == group]
-            found: pa.Table | DamagedError
-            try:
-                table = self.file.read_row_group(group, columns=ROWS.names)
-                found = _as_rows(table.take([row - int(self.starts[group]) for row, _ in chosen]))
-            except (OSError, ValueError) as error:
-                found = DamagedError(f"its rows from {self.starts[group]} on cannot be read ({error})")
-            yield [name for _, name in chosen], found
-
-
-def _text(about: Mapping[str, Any]) -> str:
-    return json.dumps(dict(about), indent=2) + "\n"
-
-
-def _kind(text: str) -> tuple[str, str]:
-    """The workload and the optimizer of a run."""
-    specification = json.loads(text)["specification"]
-    return specification["workload"], specification["optimizer"]
 
 
 def _sync(path: str) -> None:
@@ -305,8 +98,8 @@ class Store:
         self._files, self._root = fs.FileSystem.from_uri(text)
         self._disk = isinstance(self._files, fs.LocalFileSystem)
         self._own: dict[str, str] = {}  # runs with a file of their own, and its suffix
-        self._packs: dict[str, _Pack] = {}
-        self._pack_of: dict[str, _Pack] = {}
+        self._packs: dict[str, Pack] = {}
+        self._pack_of: dict[str, Pack] = {}
 
     # Files that are there as a whole or not at all, on a disk and in an object store.
 
@@ -384,7 +177,7 @@ class Store:
             pack = known.get(name)
             if pack is None or pack.stamp != stamp:
                 try:
-                    pack = _Pack(info.path, pq.ParquetFile(self._files.open_input_file(info.path)), stamp)
+                    pack = Pack(info.path, pq.ParquetFile(self._files.open_input_file(info.path)), stamp)
                 except (OSError, ValueError, KeyError) as error:
                     wrong = f"{info.path} is not a packed experiment ({error}): restore it from a copy, or delete it"
                     if broken is None:
@@ -413,12 +206,10 @@ class Store:
     ) -> None:
         """Keep a run that has ended, in one file."""
         name = run_id(specification)
-        curves = pa.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA)
         about = {"identity": name, "status": status, "specification": resolve(specification), "made": dict(provenance)}
-        (columns,) = _columns(_row(about, curves))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, ROWS) as file:
-            file.write_table(_row({**about, "checksum": _checksum(columns)}, curves))
+            file.write_table(to_row(about, rows))
         self._write(f"runs/{name}.arrow", sink.getvalue().to_pybytes())
         self.forget_checkpoint(name)
 
@@ -430,11 +221,11 @@ class Store:
             return None
         try:
             if not old:
-                table = _as_rows(pa.ipc.open_file(pa.BufferReader(contents)).read_all())
+                table = as_rows(pa.ipc.open_file(pa.BufferReader(contents)).read_all())
             elif (curves := self._read(f"runs/{name}.parquet")) is None:
                 return DamagedError(f"{name}.parquet, its curves, is missing")
             else:
-                table = _row(contents.decode(), pq.ParquetFile(pa.BufferReader(curves)).read().cast(SCHEMA))
+                table = row(contents.decode(), pq.ParquetFile(pa.BufferReader(curves)).read().cast(SCHEMA))
         except (OSError, ValueError, KeyError) as error:
             return DamagedError(f"it cannot be read ({error})")
         return table if table["identity"].to_pylist() == [name] else DamagedError("it is another run's")
@@ -450,7 +241,7 @@ class Store:
             if tables:
                 yield list(tables), pa.concat_tables(tables.values())
             yield from (([name], error) for name, error in found.items() if isinstance(error, DamagedError))
-            packs: dict[_Pack, list[str]] = {}
+            packs: dict[Pack, list[str]] = {}
             for name in batch:
                 if found.get(name) is None and name in self._pack_of:  # also one that was packed just now
                     packs.setdefault(self._pack_of[name], []).append(name)
@@ -463,9 +254,9 @@ class Store:
             if isinstance(table, DamagedError):
                 yield from (self._damaged(name, table) for name in batch)
                 continue
-            for name, text, columns in zip(batch, table["about"].to_pylist(), _curves(table), strict=True):
+            for name, text, columns in zip(batch, table["about"].to_pylist(), curves_of(table), strict=True):
                 try:
-                    yield _run(name, text, columns)
+                    yield to_run(name, text, columns)
                 except DamagedError as error:
                     yield self._damaged(name, error)
 
@@ -482,8 +273,8 @@ class Store:
         if not isinstance(table, pa.Table):
             return None
         try:
-            (columns,) = _curves(table)
-            return _run(name, table["about"][0].as_py(), columns)
+            (columns,) = curves_of(table)
+            return to_run(name, table["about"][0].as_py(), columns)
         except DamagedError:
             return None
 
@@ -579,7 +370,7 @@ class Store:
 
     def write_experiment(self, name: str, manifest: Manifest) -> None:
         """Keep an experiment's manifest: which runs it consists of."""
-        self._write(f"experiments/{name}.json", _text(manifest).encode())
+        self._write(f"experiments/{name}.json", as_text(manifest).encode())
 
     def experiments(self) -> dict[str, dict[str, Any]]:
         """All experiments that were run, by name and preset."""
@@ -628,7 +419,7 @@ class Store:
         kinds: dict[str, tuple[str, str]] = {}
         for batch, table in self._tables(self.finished()):
             if isinstance(table, pa.Table):
-                kinds |= zip(batch, map(_kind, table["about"].to_pylist()), strict=True)
+                kinds |= zip(batch, map(kind_of, table["about"].to_pylist()), strict=True)
         members = {
             name: set(self._packs[name].rows) & kinds.keys() if name in self._packs else set() for name in experiments
         }
@@ -659,7 +450,7 @@ class Store:
         """Write a packed experiment, on this machine first: it may be larger than memory, and must be whole."""
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "packed.parquet"
-            schema = ROWS.with_metadata({"experiment": _text(about)})
+            schema = ROWS.with_metadata({"experiment": as_text(about)})
             # Without a dictionary, as curves hardly repeat a number.
             with pq.ParquetWriter(local, schema, compression="zstd", compression_level=9, use_dictionary=False) as file:
                 for _, table in self._tables(runs):
