@@ -149,9 +149,9 @@ def claims() -> str:
     )
     limit, native, lean, wrapper, authors = (ratios()[name]["25M"] for name in names)
     return (
-        f"Relative to torch's fused Adam, a step of `CPropAdam` takes {native:.1f} times as long ({lean:.1f} with bfloat16 "
-        f"state), the wrapper around fused Adam {wrapper:.1f} times, and the authors' formulation {authors:.0f} times. A "
-        f"compiled loop that only moves `CPropAdam`'s bytes takes {limit:.1f} times as long."
+        f"Relative to torch's fused Adam, a step of `CPropAdam` takes {native:.1f} times as long ({lean:.1f} with "
+        f"bfloat16 state), the wrapper around fused Adam {wrapper:.1f} times, and the authors' formulation "
+        f"{authors:.0f} times. A compiled loop that only moves `CPropAdam`'s bytes takes {limit:.1f} times as long."
     )
 
 
