@@ -21,6 +21,7 @@ def test_ddp_and_its_resumption(tmp_path):
     assert float(re.search(r"finished 200 steps: accuracy ([\d.]+)", printed)[1]) > 0.95
 
 
+@pytest.mark.nightly  # test_deepspeed.py trains with it; this takes two minutes, for extensions that it compiles
 def test_deepspeed():
     pytest.importorskip("deepspeed", exc_type=ImportError)
     printed = torchrun("examples/deepspeed_zero.py", "--stage", 2, DS_ACCELERATOR="cpu")

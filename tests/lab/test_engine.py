@@ -213,7 +213,7 @@ def drivers(folder, run, runs, executor="process"):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("executor", ["process", "ray"])
+@pytest.mark.parametrize("executor", ["process", pytest.param("ray", marks=pytest.mark.nightly)])
 def test_two_drivers_share_the_work(tmp_path, executor):
     log = tmp_path / "started.log"
     run = SLOW.replace(workload="tasks:Logged", options={"log": str(log)}, iterations=100)
