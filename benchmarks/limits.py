@@ -62,7 +62,7 @@ def variant(x: Mapping[str, Tensor], h: Scalars, flags: Flags) -> dict[str, Tens
         return {**updated, "param": x["param"] - h.step_size * mean / denominator}
     variance = torch.relu(square * h.k_v - m * m * h.k_m)
     error = (variance if leave_out == "the root of the variance" else torch.sqrt(variance)) + h.eps
-    z = torch.abs(m) * error if leave_out == "the division by the standard error" else torch.abs(m) / error
+    z = torch.abs(m) + error if leave_out == "the division by the standard error" else torch.abs(m) / error
     scale = torch.clamp_max(z if leave_out == "the normal distribution" else nearly_normal(z), 1.0)
     return {**updated, "param": x["param"] - h.step_size * (scale * mean) / denominator}
 

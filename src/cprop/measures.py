@@ -207,10 +207,12 @@ def nearly_normal(z: Tensor) -> Tensor:
     """
     z = torch.clamp_max(z, _LAST_Z)
     squared = z * z
-    # Pairs instead of one chain of multiply-adds, each of which would wait for the one before (Estrin's scheme).
-    terms = [squared * odd + even for even, odd in zip(_NORMAL[::2], _NORMAL[1::2], strict=True)]
     fourth = squared * squared
-    return z * ((terms[3] * fourth + terms[2]) * (fourth * fourth) + (terms[1] * fourth + terms[0]))
+    # Two chains of multiply-adds side by side. Higher powers would underflow, and take long, where gradients vanish.
+    even, odd = (fourth * last + before for before, last in (_NORMAL[4::2], _NORMAL[5::2]))
+    for a, b in ((_NORMAL[2], _NORMAL[3]), (_NORMAL[0], _NORMAL[1])):
+        even, odd = fourth * even + a, fourth * odd + b
+    return z * (squared * odd + even)
 
 
 def normal_for_cpu_kernels(moments: Moments) -> Tensor:
