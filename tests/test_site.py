@@ -129,7 +129,7 @@ def test_the_added_optimizer_is_the_wrapper_around_the_plain_one_at_every_step(w
         native.step()
         wrapper.step()
         for p, q in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(p, q, rtol=0, atol=2e-6)
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-4 if way.get("fused") else 2e-6)
     assert not torch.equal(ours[0], start[0])
 
 
