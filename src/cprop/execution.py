@@ -156,15 +156,19 @@ LOOPED: Final = {"cpu"}
 
 def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule on lists of tensors, where the device has kernels for lists."""
+    looped: list[Row] = []
     alike: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in job.rows:
+        if row[0].device.type in LOOPED:
+            looped.append(row)
+            continue
         views = tuple(map(elements, row))
         if in_one_order(views):
             views = tuple(map(as_vector, views))
         alike[(views[0].device, *map(_DTYPE, views))].append(views)
+    run_for_loop(rule, job._replace(rows=looped), flags)
     for rows in alike.values():
-        run = run_for_loop if rows[0][0].device.type in LOOPED else run_lists
-        run(rule, job._replace(rows=rows), flags)
+        run_lists(rule, job._replace(rows=rows), flags)
 
 
 def run_lists(rule: Rule, job: Job, flags: Any) -> None:
