@@ -90,6 +90,7 @@ Checkpoints = Annotated[
 TimeLimit = Annotated[
     float | None, typer.Option(min=0, help="Minutes after which to stop, as Ctrl-C does; the same command continues.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and what it costs.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdicts to this file.")]
 Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's step: slower, but needs no C++ compiler.")]
 
@@ -232,7 +233,7 @@ def run(
     eager: Eager = False,
     checkpoint_seconds: Checkpoints = None,
     time_limit: TimeLimit = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and what it costs.")] = False,
+    dry_run: DryRun = False,
     out: Json = None,
 ) -> None:
     """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
@@ -409,6 +410,7 @@ def compare(
     eager: Eager = False,
     checkpoint_seconds: Checkpoints = None,
     time_limit: TimeLimit = None,
+    dry_run: DryRun = False,
     written: Json = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
@@ -430,9 +432,13 @@ def compare(
             evaluate_every=max(1, iterations // 50),
             examples=examples,
         )
+        bases = optimizers.split(",")
+        if dry_run:
+            _use(data)
+            _print_plan(comparison.compared(specification, bases, seeds), storage)
+            return
         _stop_after(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
-        bases = optimizers.split(",")
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")

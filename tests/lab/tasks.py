@@ -70,16 +70,23 @@ class Failing(Slow):
 
 
 class Logged(Slow):
-    """The same. It writes down which process reads its data."""
+    """The same. It writes down which process reads its data or makes a network."""
 
     def __init__(self, log=""):
         super().__init__()
         self.log = log
 
-    def data(self):
+    def note(self, what):
         with Path(self.log).open("a") as file:
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{what} {os.getpid()}\n")
+
+    def data(self):
+        self.note("data")
         return super().data()
+
+    def model(self):
+        self.note("model")
+        return super().model()
 
 
 class Rows(Task):

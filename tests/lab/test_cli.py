@@ -101,16 +101,18 @@ def test_from_a_run_to_a_page(lab, session, tmp_path):
     after = session(
         [*map(str, words), "--dry-run"],
         [*map(str, words), "--seeds", "3", "--dry-run"],
+        ["compare", "tasks:Blobs", "--optimizers", "sgd,schedule-free-adamw", "--iterations", "100", "--dry-run"],
         ["pack"],
         ["plot", "fmnist-fc", "--out", "pictures"],
         ["report"],
         ["export", "--to", "tensorboard", "--target", "events"],
         ["plot", "nothing"],
     )
-    assert [code for _, code in after] == [0, 0, 0, 0, 0, 0, 1]
+    assert [code for _, code in after] == [0, 0, 0, 0, 0, 0, 0, 1]
     assert "runs 2 of which to be run 0" in after[0][0]
     assert "runs 6 of which to be run 4" in after[1][0]
-    assert "fmnist-fc-smoke.parquet: 2 runs" in after[2][0]
+    assert "runs 9 of which to be run 9 their iterations 900" in after[2][0]
+    assert "fmnist-fc-smoke.parquet: 2 runs" in after[3][0]
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     page = (tmp_path / "report.html").read_text()
     assert "cprop-lab run fmnist-fc --optimizers rmsprop --seeds 1 --executor process" in page

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,26 +25,35 @@ RUNS = [SLOW.replace(seed=seed) for seed in range(2)]
 
 FAILING = SLOW.replace(workload="tasks:Failing")
 
-# The driver of a sweep, as a process of its own that can be killed.
+# The driver of a sweep, as a process of its own that can be killed; on a Ray of several nodes, if asked for.
 DRIVER = """
-import json, sys
+import json, os, sys
 from cprop_lab.engine import RunsFailedError
-from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.engine import RAY, Engine, alone
 from cprop_lab.store import Store
 from cprop_lab.run.specification import Specification
 
-runs = [Specification.from_json(text) for text in json.loads(sys.argv[2])]
+runs, address = [Specification.from_json(text) for text in json.loads(sys.argv[2])], None
+if nodes := int(sys.argv[3]):
+    os.environ.update(RAY | alone())
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(nodes):
+        cluster.add_node(num_cpus=1)
+    address = cluster.address
 try:
-    Engine(Store(sys.argv[1]), checkpoint_seconds=0.5, retries=1).run(runs)
+    Engine(Store(sys.argv[1]), address=address, checkpoint_seconds=0.5, retries=1).run(runs)
 except RunsFailedError as error:
     print(error)
 """
 
 
 @contextmanager
-def started(folder):
+def started(folder, nodes=0):
     failing = FAILING.replace(options={"log": str(folder / "started.log")})
-    command = [sys.executable, "-c", DRIVER, str(folder), json.dumps([run.to_json() for run in [*RUNS, failing]])]
+    runs = json.dumps([run.to_json() for run in [*RUNS, failing]])
+    command = [sys.executable, "-c", DRIVER, str(folder), runs, str(nodes)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     with (
         (folder / "driver.log").open("w") as log,
@@ -56,15 +65,17 @@ def started(folder):
             driver.kill()
 
 
+def parent(process):
+    """The process that started it."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def below(process):
     """A process and all that it has started, directly or not."""
     children = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            status = (entry / "stat").read_text()
-        except OSError:  # it has ended
-            continue
-        children.setdefault(int(status.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+        with suppress(OSError):  # it has ended
+            children.setdefault(parent(entry.name), []).append(int(entry.name))
     found = [process]
     for one in found:
         found += children.get(one, [])
@@ -97,14 +108,17 @@ def wait_for(condition, seconds, driver):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a minute, and on a busy machine Ray alone takes several to start
-def test_a_killed_trial_and_a_killed_driver_leave_no_trace_in_the_results(tmp_path):
+def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_path):
+    """A killed run too: its processes end with their node."""
     checkpoints = tmp_path / "checkpoints"
-    with started(tmp_path) as driver:
+    with started(tmp_path, nodes=2) as driver:
         wait_for(lambda: list(checkpoints.glob("[!.]*.pt")) if checkpoints.exists() else [], 500, driver)
         victim = wait_for(lambda: trial_processes(driver.pid), 100, driver)[0]
         # glibc reads its settings when a process starts: later ones would do nothing.
         assert b"MALLOC_MMAP_THRESHOLD_=" in Path(f"/proc/{victim}/environ").read_bytes()
-        os.kill(victim, signal.SIGKILL)
+        node = parent(victim)
+        assert "raylet" in command(node)
+        os.kill(node, signal.SIGKILL)
         # It is started again, and it goes on: wait for a sign of that before the next blow.
         wait_for(lambda: victim not in (alive := trial_processes(driver.pid)) and alive, 300, driver)
         finished = Store(tmp_path).finished()
@@ -219,7 +233,7 @@ def test_two_drivers_share_the_work(tmp_path, executor):
     run = SLOW.replace(workload="tasks:Logged", options={"log": str(log)}, iterations=100)
     with drivers(tmp_path / "store", run, 8, executor) as both:
         assert [one.communicate(timeout=1500)[0] for one in both] == ["8\n", "8\n"]
-    started = log.read_text().splitlines()
+    started = [line for line in log.read_text().splitlines() if line.startswith("model")]
     # Each driver tries the task once before it starts anything.
     assert len(started) == 8 + 2
     assert len(set(started)) >= 2

@@ -317,3 +317,20 @@ def test_relative_measures_tell_apart_and_do_not_slow_down(name):
     torch.testing.assert_close(factor[below], (s / s.mean())[below])
     assert found.min() >= 0
     assert found.max() <= 1
+
+
+def test_data_are_read_once_for_all_runs_of_a_process(tmp_path):
+    """And a run sees nothing of what the one before did to its task."""
+    log = tmp_path / "read.log"
+    logged = eager(BLOBS.replace(workload="tasks:Logged", options={"log": str(log)}, iterations=2))
+    runs = [Training(logged.replace(seed=seed)) for seed in range(3)]
+    assert log.read_text().count("data") == 1
+    assert len({id(run.task) for run in runs}) == 3
+    assert len({id(run.training_data) for run in runs}) == 1
+    Training(logged.replace(batch_size=16))
+    assert log.read_text().count("data") == 2  # a batch size is part of the task
+    failing = eager(BLOBS.replace(workload="tasks:Failing"))
+    for seed in range(2):
+        with pytest.raises(IndexError):
+            Training(failing.replace(seed=seed)).advance(20)
+        Training(failing.replace(seed=seed)).advance(9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cprop_lab.analysis.pairs import Pair, pairs
@@ -12,7 +12,7 @@ from cprop_lab.run.names import parse
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "compared"]
 
 
 @dataclass(frozen=True)
@@ -54,30 +54,37 @@ def compare(
     Raises:
         ValueError: if an optimizer is unknown, or named with CProp; before anything is run.
     """
-    names = {base: parse(base) for base in bases}
-    for base, name in names.items():
+    later = sum(one.iterations for one in compared(specification, bases, seeds))
+    short = learning_rate.shortened(specification, min(selection_iterations, specification.iterations))
+    selections = learning_rate.select(
+        {base: short.replace(optimizer=base) for base in bases},
+        run,
+        {base: parse(base).recipe.guess for base in bases},
+        range(seeds),
+        progress,
+        later,
+    )
+    progress.phase("comparing without and with CProp")
+    runs = run(compared(specification, bases, seeds, {base: found.lr for base, found in selections.items()}))
+    return Comparison(selections, runs, pairs(runs))
+
+
+def compared(
+    specification: Specification, bases: Iterable[str], seeds: int, lrs: Mapping[str, float] | None = None
+) -> list[Specification]:
+    """The runs of a comparison, at the given learning rates or where the search for them starts.
+
+    Raises:
+        ValueError: if an optimizer is unknown, or named with CProp.
+    """
+    runs = []
+    for base in bases:
+        name = parse(base)
         if name.cprop:
             raise ValueError(
                 f"{base} already includes CProp: name the plain optimizer, and it is run both without and with CProp"
             )
-    prefixes = {base: [""] if name.recipe.alone else ["", "cprop-"] for base, name in names.items()}
-    short = min(selection_iterations, specification.iterations)
-    plain = {base: specification.replace(optimizer=base) for base in names}
-    selections = learning_rate.select(
-        {base: learning_rate.shortened(one, short) for base, one in plain.items()},
-        run,
-        {base: name.recipe.guess for base, name in names.items()},
-        range(seeds),
-        progress,
-        later=sum(map(len, prefixes.values())) * seeds * specification.iterations,
-    )
-    progress.phase("comparing without and with CProp")
-    runs = run(
-        [
-            one.replace(optimizer=prefix + one.optimizer, lr=selections[base].lr, seed=seed)
-            for base, one in plain.items()
-            for prefix in prefixes[base]
-            for seed in range(seeds)
-        ]
-    )
-    return Comparison(selections, runs, pairs(runs))
+        lr = (lrs or {}).get(base, name.recipe.guess)
+        for optimizer in (base,) if name.recipe.alone else (base, f"cprop-{base}"):
+            runs += [specification.replace(optimizer=optimizer, lr=lr, seed=seed) for seed in range(seeds)]
+    return runs

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from torch.utils.flop_counter import FlopCounterMode
 
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
 
-__all__ = ["Cost", "estimate", "flops"]
+__all__ = ["Cost", "count", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,25 @@ class Cost:
         return [f"{self.runs}", f"{self.iterations:,}", f"{operations:,g}", f"{self.hours(tflops, overhead_ms):,.1f}"]
 
 
+class Counted(NamedTuple):
+    """Operations of one step, and of evaluating one example (for a text, one window); and how many examples there are.
+
+    Args:
+        step: operations.
+        example: operations.
+        training: examples.
+        test: examples.
+    """
+
+    step: float
+    example: float
+    training: int
+    test: int
+
+
 @cache
-def flops(specification: Specification) -> tuple[float, float]:
-    """Operations of one step, and of evaluating one example (for a text, one window), counted while they run."""
+def count(specification: Specification) -> Counted:
+    """Count the operations of a network while they run."""
     training = Training(specification.replace(examples=1))
     counted = []
     for do in (lambda: training.advance(1), training.evaluate):
@@ -56,7 +72,8 @@ def flops(specification: Specification) -> tuple[float, float]:
             do()
         counted.append(float(counter.get_total_flops()))
     step, evaluation = counted
-    return step, evaluation / 2  # one training and one test example
+    sizes = (training.task.size(data) for data in (training.training_data, training.test_data))
+    return Counted(step, evaluation / 2, *sizes)  # one training and one test example were evaluated
 
 
 def estimate(runs: Iterable[Specification]) -> Cost:
@@ -66,17 +83,13 @@ def estimate(runs: Iterable[Specification]) -> Cost:
     for run in runs:
         # Only the network's operations count: any optimizer, CProp included, needs just a few per element.
         network = Specification(run.workload, "sgd", lr=1e-9, batch_size=run.batch_size, options=run.options)
-        a_step, an_example = flops(network)
-        looked_at = 2 * (run.iterations // run.evaluate_every) * min(run.examples, MOST.get(run.workload, run.examples))
-        total += run.iterations * a_step + looked_at * an_example
-        stored += A_RUN + AN_EVALUATION * (run.iterations // run.evaluate_every)
+        one, evaluations = count(network), run.iterations // run.evaluate_every
+        examples = min(run.examples, one.training) + min(run.examples, one.test)
+        total += run.iterations * one.step + evaluations * examples * one.example
+        stored += A_RUN + AN_EVALUATION * evaluations
     return Cost(len(runs), sum(run.iterations for run in runs), total, stored)
 
 
 A_RUN: Final = 4_300
 AN_EVALUATION: Final = 150
 """Bytes of a stored run: its specification and the like, and a row of its curves."""
-
-
-# Windows of Penn Treebank's training text; the test text has fewer, but is counted as having as many.
-MOST: Final = dict.fromkeys(("ptb-lstm", "ptb-lstm-dropout", "ptb-lstm-small"), 830)

@@ -45,8 +45,11 @@ class Training:
     ) -> None:
         self.specification = specification
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.task = task or workloads.build(specification.workload, specification.options, specification.batch_size)
-        self.training_data, self.test_data = self.task.data()
+        if task is None:
+            self.task, splits = workloads.load(specification.workload, specification.options, specification.batch_size)
+        else:
+            self.task, splits = task, task.data()
+        self.training_data, self.test_data = splits
         seed_everything(specification.seed, -1)
         self.model = self.task.model().to(self.device)
         self.optimizer, self.scheduler = optimizers.build(specification, self.model, self.task.warmup)

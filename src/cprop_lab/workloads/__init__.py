@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from copy import copy
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ from cprop_lab.workloads.images import Images
 from cprop_lab.workloads.task import Task
 from cprop_lab.workloads.text import CharacterGPT, PennTreebank, WordTransformers
 
-__all__ = ["WORKLOADS", "Task", "build", "code", "sources"]
+__all__ = ["WORKLOADS", "Task", "build", "code", "load", "sources"]
 
 # Of the channels: CIFAR-100's from its training images, for Tiny ImageNet the usual ones of ImageNet.
 CIFAR100: Final[Mapping[str, Any]] = {
@@ -94,6 +96,28 @@ def build(workload: str, options: Mapping[str, Any], batch_size: int = 32) -> Ta
         raise ValueError(f"{workload} does not take the options {dict(options)}: {error}") from error
     task.batch_size = batch_size
     return task
+
+
+def load(workload: str, options: Mapping[str, Any], batch_size: int = 32) -> tuple[Task, tuple[Any, Any]]:
+    """The task of a run, and its training and test data: read once for all runs that a process has of it.
+
+    Each run has a copy of the task as it was once it had read its data, since a network may depend on what it found
+    there, such as a vocabulary. Only the data of the latest run are kept.
+
+    Raises:
+        ValueError: as :func:`build` does.
+    """
+    task, splits = _load(workload, code(workload), tuple(options.items()), batch_size, os.environ.get(data.ENVIRONMENT))
+    return copy(task), splits
+
+
+@lru_cache(maxsize=1)
+def _load(
+    workload: str, code: str, options: tuple[tuple[str, Any], ...], batch_size: int, folder: str | None
+) -> tuple[Task, tuple[Any, Any]]:
+    """Depends on all of these, the user's code and the data folder included."""
+    task = build(workload, dict(options), batch_size)
+    return task, task.data()
 
 
 def code(workload: str) -> str:

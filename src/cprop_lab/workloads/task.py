@@ -45,7 +45,10 @@ class Task:
     warmup: int = 0
 
     def data(self) -> tuple[Any, Any]:
-        """Training and test data: each a tuple of tensors of equal length, or a map-style dataset."""
+        """Training and test data: each a tuple of tensors of equal length, or a map-style dataset.
+
+        Called once for all runs of a process that have the same options and batch size.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a method data() that returns training and test data")
 
     def model(self) -> nn.Module:
