@@ -131,7 +131,11 @@ class GPAAdamW(PrimalAveraging):
     def direction(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """AdamW's update."""
         m, root = adam(g, state, group["betas"], group["eps"], state["t"])
-        return m.div_(root).add_(state["z"], alpha=group["weight_decay"])
+        return self.scaled(m.div_(root), g, state, group).add_(state["z"], alpha=group["weight_decay"])
+
+    def scaled(self, update: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        """Adam's part of the update, as it is."""
+        return update
 
 
 class GPACProp(GPAAdamW):
@@ -163,9 +167,8 @@ class GPACProp(GPAAdamW):
         for group in self.param_groups:
             group |= {"c": c, "measure": measure}
 
-    def direction(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """AdamW's update, scaled by CProp."""
-        m, root = adam(g, state, group["betas"], group["eps"], state["t"])
+    def scaled(self, update: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        """Adam's part of the update, scaled by CProp."""
         beta = group["betas"][1]
         if "slow" not in state:
             state["slow"] = torch.zeros_like(g)
@@ -173,7 +176,7 @@ class GPACProp(GPAAdamW):
         b = 1 - beta ** state["t"]
         measure = OWN.get(group["measure"], group["measure"])
         scale = conformity_scale(state["slow"] / b, state["v"] / b, b / (1 - beta), c=group["c"], measure=measure)
-        return m.div_(root).mul_(scale).add_(state["z"], alpha=group["weight_decay"])
+        return update.mul_(scale)
 
 
 class ScheduleFreeCProp(PrimalAveraging):
