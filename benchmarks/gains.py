@@ -1,4 +1,4 @@
-"""The gain in one figure and one sentence: CProp's iterations and seconds relative to the plain optimizer's."""
+"""The gain in one figure and one sentence: CProp's iterations relative to the plain optimizer's."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from matplotlib import style
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from benchmarks import EVIDENCE, IMAGES
 from cprop_lab.analysis.pairs import pairs
-from cprop_lab.analysis.scoreboard import scores
 from cprop_lab.output import pages
-from cprop_lab.output.drawing import NARROW, STYLE, save
-from cprop_lab.output.figures import BAR_ALPHA, BARS
+from cprop_lab.output.drawing import COLOURS, NARROW, STYLE, save
+from cprop_lab.output.figures import BAR_ALPHA
 
 PICTURE = IMAGES / "gains.png"
 EXPERIMENTS = {
@@ -36,24 +34,17 @@ class Gain(NamedTuple):
     Args:
         optimizer: the optimizer without CProp.
         iterations: relative iterations, mean over seeds; infinite if the plain optimizer's final loss is not reached.
-        seconds: relative time; only for scoreboards, whose time per step was measured on an idle machine.
     """
 
     optimizer: str
     iterations: float
-    seconds: float | None
 
 
 def gains(name: str) -> Iterator[Gain]:
     """The gains of SGD and Adam in an experiment."""
     found = pairs(pages.kept(EVIDENCE)[name].runs)
-    board = pages.kept(EVIDENCE).get(f"scoreboard-{name}")
-    costs = {entry.name: entry.cost for entry in scores(*board)} if board else {}
     for optimizer in ("SGD", "Adam"):
-        pair = found[f"CProp({optimizer})"]
-        iterations = fmean(pair.shares("iterations"))
-        seconds = iterations * costs[f"CProp({optimizer})"] / costs[optimizer] if costs else None
-        yield Gain(optimizer, iterations, seconds)
+        yield Gain(optimizer, fmean(found[f"CProp({optimizer})"].shares("iterations")))
 
 
 def extent(name: str) -> str:
@@ -95,27 +86,18 @@ def draw() -> None:
             if math.isinf(gain.iterations):
                 axes.text(0.02, line, "plain Adam's final loss is never reached", va="center", color="0.3", fontsize=9)
                 continue
-            shown = {"iterations": gain.iterations, "seconds": gain.seconds}
-            for of, value in shown.items():
-                if value is not None:
-                    offset, colour = BARS[of]
-                    offset = offset if gain.seconds is not None else 0.0
-                    axes.barh(line + offset, value, 0.38, color=colour, alpha=BAR_ALPHA, linewidth=0)
-                    axes.text(value + 0.01, line + offset, f"{value:.2f}", va="center", fontsize=8.5)
+            axes.barh(line, gain.iterations, 0.38, color=COLOURS[0], alpha=BAR_ALPHA, linewidth=0)
+            axes.text(gain.iterations + 0.01, line, f"{gain.iterations:.2f}", va="center", fontsize=8.5)
         line += 1.25
     axes.set(xlim=(0, 1.05), ylim=(line - 0.6, -0.7), yticks=[])
     axes.set_xlabel("with CProp, relative to the plain optimizer (shorter is better)")
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
-    figure.suptitle("Time to reach the plain optimizer's final training loss", fontsize=11)
-    handles = [Patch(color=colour, alpha=BAR_ALPHA, label=of) for of, (_, colour) in BARS.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    figure.suptitle("Iterations to the plain optimizer's final training loss", fontsize=11)
     save(figure, PICTURE)
     pages.mark(PICTURE, digest())
 
 
 def digest() -> str:
     """The data of the figure."""
-    boards = (f"scoreboard-{name}" for name in EXPERIMENTS)
-    names = [name for name in (*EXPERIMENTS, *boards) if name in pages.kept(EVIDENCE)]
-    return "-".join(pages.digest(pages.kept(EVIDENCE)[name])[:4] for name in names)
+    return "-".join(pages.digest(pages.kept(EVIDENCE)[name])[:4] for name in EXPERIMENTS)

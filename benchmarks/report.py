@@ -207,13 +207,19 @@ def engine() -> str:
 
 def driver() -> str:
     """What the driver of a sweep costs."""
-    run = results("driver")
-    parts, memory = run["ms_per_run_by_stretch"], run["peak_mib_by_stretch"]
-    return (
-        f"In a sweep of {run['runs']:,} runs of one step on a busy machine, the driver took {run['ms_per_run']:.1f} ms "
-        f"of CPU time per run: {parts[1]:.1f} in the second tenth of the sweep and {parts[-1]:.1f} in the last. Its "
-        f"memory grew by {memory[-1] - memory[1]:.0f} MiB between them (`python -m benchmarks.driver`)."
-    )
+    rows = [
+        [
+            f"{row['runs']:,}",
+            f"{row['ms_per_run']:.1f}",
+            f"{row['ms_per_run_by_stretch'][1]:.1f}",
+            f"{row['ms_per_run_by_stretch'][-1]:.1f}",
+            f"{row['peak_mib_by_stretch'][-1]:.0f}",
+        ]
+        for row in results("driver")
+    ]
+    headings = ["runs", "driver's CPU time, ms per run", "second tenth", "last tenth", "peak memory, MiB"]
+    how = "Made by `python -m benchmarks.driver`, on a busy machine: sweeps on Ray whose runs train for one step."
+    return f"{Table(headings, rows).markdown()}\n\n{how}"
 
 
 def store() -> str:
@@ -372,7 +378,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "torch range": torch_range,
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
-    "scoreboard head": lambda: pages.head(experiment("scoreboard-1-fmnist-fc"), 10),
 }
 
 
@@ -381,7 +386,7 @@ def filled(page: str) -> str:
 
     def section(match: re.Match[str]) -> str:
         kind, _, name = match[1].rpartition(" ")
-        of_experiment = {"evidence": pages.section, "details": pages.details}
+        of_experiment = {"evidence": pages.section, "details": pages.details, "brief": pages.brief}
         made = of_experiment[kind](experiment(name)) if kind in of_experiment else SECTIONS[match[1]]()
         return f"<!-- measured: {match[1]} -->\n{made}\n<!-- end -->"
 

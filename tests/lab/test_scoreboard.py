@@ -16,7 +16,7 @@ from cprop_lab.analysis.groups import by_seed, names
 from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.experiments import scoreboard as protocol
-from cprop_lab.output import figures, tables
+from cprop_lab.output import figures, profile, tables
 from cprop_lab.output.drawing import to_svg
 from cprop_lab.output.page import write as write_page
 from cprop_lab.run.names import parse
@@ -99,11 +99,11 @@ def test_a_seed_without_a_target_is_left_out(store):
 
 def test_the_shorter_horizon_is_a_run_of_its_own_or_the_beginning_of_the_long_one(store):
     rows, targets, timings = keep(store, {"adam": [ADAM], "adamw+cosine": [COSINE]}, {})
-    short = {"AdamW, cosine": [write(store, specification("adamw+cosine").replace(iterations=200), [4.0, 0.7, 0.4])]}
+    short = {"AdamW, cosine": [write(store, specification("adamw+cosine").replace(iterations=100), [4.0, 0.7])]}
     short = {name: store.runs(ids) for name, ids in short.items()}
     entries = {entry.name: entry for entry in scoreboard.score(rows, targets, timings, short)}
-    assert entries["Adam"].early(2) == [pytest.approx(2.0)]  # the mean of 4, 1 and 1
-    assert entries["AdamW, cosine"].early(2) == [pytest.approx(5.1 / 3)]
+    assert entries["Adam"].early() == [pytest.approx(2.5)]  # after 100 of 400 iterations, the mean of 4 and 1
+    assert entries["AdamW, cosine"].early() == [pytest.approx(2.35)]
 
 
 def test_rows_that_three_seeds_cannot_tell_apart_get_more(store):
@@ -121,11 +121,49 @@ def test_rows_that_three_seeds_cannot_tell_apart_get_more(store):
     assert found.mean == pytest.approx(1.0)
 
 
+def test_a_row_with_cprop_is_compared_with_the_one_without(store):
+    def flat(*losses):
+        return [[4.0, *[loss] * 4] for loss in losses]
+
+    losses = {"adam": flat(1.0, 1.2), "cprop-adam": flat(0.7, 0.9), "adamw+cosine": flat(1.0, 1.0)}
+    losses |= {"sgd": flat(2.0, 2.1), "cprop-sgd": flat(2.2, 1.9), "lion": flat(1.0, 1.0), "cprop-lion": flat(1.5, 1.4)}
+    rows, targets, timings = keep(store, losses, {})
+    rows["CProp(Lion)"][0] = replace(rows["CProp(Lion)"][0], status="diverged")
+    entries = scoreboard.score(rows, targets, timings)
+    gains = {entry.name: str(scoreboard.gain(entry, entries) or "") for entry in entries}
+    assert gains == {
+        **dict.fromkeys(("Adam", "AdamW, cosine", "SGD", "Lion"), ""),
+        "CProp(Adam)": "0.3 lower",
+        "CProp(SGD)": "tie",
+        "CProp(Lion)": "inf higher",
+    }
+
+
 def test_the_profile_is_a_multiple_of_the_fastest(entries):
     found = scoreboard.profile([entries, entries], target=1)
     assert found["CProp(Adam)"] == [1.0, 1.0]
     assert found["AdamW, cosine"][0] > 1
     assert found["SGD"] == [math.inf, math.inf]
+    without = [entry for entry in entries if entry.name != "SGD"]
+    assert "SGD" not in scoreboard.profile([entries, without], target=1)
+
+
+def test_all_workloads_in_one_table_and_one_figure(store):
+    quick = [4.0, 0.5, 0.5, 0.5, 0.5]
+    losses = {"adam": [ADAM], "adamw+cosine": [COSINE], "sgd": [SLOW], "muon": [quick], "cprop-muon": [quick]}
+    entries = scoreboard.score(*keep(store, losses, {}))
+    # The second workload is the first without its best row, which therefore is in neither.
+    (best, *others) = entries
+    boards = {"one": entries, "another": others}
+    table = profile.summary(boards)
+    assert table.headings == ["optimizer", "score", "one", "another"]
+    assert best.name not in [row[0].strip("*") for row in table.rows]
+    assert [float(row[1]) for row in table.rows] == sorted((float(row[1]) for row in table.rows), reverse=True)
+    assert ["SGD", "0.00", "not reached", "not reached"] in [list(row) for row in table.rows]
+    figure = profile.performance_profile(boards)
+    bars, lines = figure.axes
+    assert [label.get_text() for label in bars.get_yticklabels()] == [row[0].strip("*") for row in table.rows]
+    assert len(lines.lines) == len([row for row in table.rows if row[0].strip("*") in profile.SHOWN])
 
 
 def test_the_order_is_that_of_the_scores(entries):
@@ -189,7 +227,7 @@ def test_a_scoreboard_is_tuned_run_and_shown(tmp_path, data_root):
     assert inherits.settings["weight_decay"] == entries["AdamW"].specification.settings["weight_decay"]
     assert set(about["short"]) == {"AdamW, cosine", "CProp(AdamW), cosine"}
     (length,) = {run.specification.iterations for run in entries["AdamW, cosine"].short}
-    assert length == entries["AdamW"].specification.iterations // protocol.HORIZON
+    assert length == entries["AdamW"].specification.iterations // scoreboard.HORIZON
     (tuning_seed,) = protocol.SELECTION_SEEDS
     assert tuning_seed not in {run.specification.seed for run in runs}
     tuning = [run.specification for run in engine.store.runs() if run.specification.seed == tuning_seed]

@@ -19,10 +19,12 @@ from cprop_lab.store import Manifest, Run
 
 __all__ = [
     "FURTHEST",
+    "HORIZON",
     "Difference",
     "Entry",
     "benchmark_score",
     "difference",
+    "gain",
     "part_in_words",
     "profile",
     "score",
@@ -36,6 +38,9 @@ FURTHEST: Final = 4.0
 
 COUNTS: Final = 3.0
 """A difference counts if it is more than this many times its standard error."""
+
+HORIZON: Final = 4
+"""Results are also shown for runs this many times shorter, and the runs that tune a row are that short."""
 
 
 def to_the_loss_of(optimizer: str) -> str:
@@ -82,10 +87,10 @@ class Entry:
         """A curve's final value by seed; diverged runs are left out."""
         return [float(smoothed(run, column)[-1]) for run in self.runs if run.status == "finished"]
 
-    def early(self, horizon: int, column: str = "train_loss") -> list[float]:
-        """A curve's value at the end of runs so many times shorter."""
+    def early(self, column: str = "train_loss") -> list[float]:
+        """A curve's value at the end of runs :data:`HORIZON` times shorter."""
         of = self.short or self.runs
-        step = self.specification.iterations / horizon
+        step = self.specification.iterations / HORIZON
         return [at(run, step, column) for run in of if run.status == "finished"]
 
 
@@ -168,7 +173,10 @@ class Difference(NamedTuple):
     @property
     def counts(self) -> bool:
         """Whether it is a difference, or a tie."""
-        return abs(self.mean) > COUNTS * self.error
+        return math.isinf(self.mean) or abs(self.mean) > COUNTS * self.error  # infinite if one of them diverged
+
+    def __str__(self) -> str:
+        return f"{abs(self.mean):.2g} {'lower' if self.mean > 0 else 'higher'}" if self.counts else "tie"
 
 
 def difference(row: Sequence[Run], other: Sequence[Run]) -> Difference:
@@ -179,6 +187,15 @@ def difference(row: Sequence[Run], other: Sequence[Run]) -> Difference:
     return Difference(mean, deviation / math.sqrt(len(both)))
 
 
+def gain(entry: Entry, entries: Iterable[Entry]) -> Difference | None:
+    """How much lower CProp's row ends than the same optimizer without it; None for rows without CProp."""
+    name = entry.specification.optimizer_name
+    for other in entries:
+        if name.cprop and other.specification.optimizer == name.plain:
+            return difference(entry.runs, other.runs)
+    return None
+
+
 def profile(boards: Sequence[Sequence[Entry]], target: int = 0) -> dict[str, list[float]]:
     """A performance profile (Dolan and Moré, 2002): how far each row is behind the fastest, on every workload.
 
@@ -187,14 +204,12 @@ def profile(boards: Sequence[Sequence[Entry]], target: int = 0) -> dict[str, lis
         target: which target is to be reached.
 
     Returns:
-        By row, its iterations on each workload as a multiple of the fewest; infinite where it does not get there.
+        By row, its iterations on each workload as a multiple of the fewest; infinite where it does not get there. Rows
+        that a workload lacks are left out.
     """
-    found: dict[str, list[float]] = {}
-    for entries in boards:
-        best = min(entry.part(target) for entry in entries)
-        for entry in entries:
-            found.setdefault(entry.name, []).append(entry.part(target) / best)
-    return found
+    parts = [{entry.name: entry.part(target) for entry in entries} for entries in boards]
+    everywhere = [name for name in parts[0] if all(name in own for own in parts)]
+    return {name: [own[name] / min(own.values()) for own in parts] for name in everywhere}
 
 
 def benchmark_score(ratios: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from cprop_lab.analysis.curves import choose, final_loss
-from cprop_lab.analysis.scoreboard import undecided
+from cprop_lab.analysis.scoreboard import HORIZON, undecided
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments.experiment import Experiment, RunAll, Variant
 from cprop_lab.experiments.presets import Preset
@@ -47,9 +47,6 @@ WEIGHT_DECAYS: Final = (0.0, 0.01, 0.1)
 
 FEWEST_SEEDS, MORE_SEEDS = 3, 2
 """Of every row, and those that are added where three cannot tell two rows apart."""
-
-HORIZON: Final = 4
-"""Results are also shown for runs this many times shorter, and the runs that tune a row are that short."""
 
 TIMINGS: Final = 3
 """Short runs of every row that measure the seconds per step, in turn; the fastest counts."""

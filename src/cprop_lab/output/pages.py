@@ -28,11 +28,11 @@ from cprop_lab.store import Run, Store
 __all__ = [
     "DRAWN_FROM",
     "Kept",
+    "brief",
     "details",
     "digest",
     "draw_all",
     "equally_far",
-    "head",
     "kept",
     "mark",
     "named",
@@ -133,50 +133,61 @@ def named(run: Run) -> str:
 FIRST, SECOND = ([f"{of} {target}" for of in ("iterations", "seconds")] for target in ("first", "second"))
 METRIC = "final test metric"
 """Placeholders: for the two targets, and for accuracy or perplexity."""
+EARLY = f"training loss after 1/{scoreboard.HORIZON} of the iterations"
+GAIN = "training loss, compared to no CProp"
 
 
 def _scores(experiment: Kept) -> str:
     """The scoreboard's main columns; :func:`details` has the others."""
-    return _board(experiment, [*FIRST, "final training loss", METRIC])
+    return _board(experiment, [*FIRST, "final training loss", *[GAIN] * _second_version(experiment), METRIC])
 
 
 def details(experiment: Kept) -> str:
     """A scoreboard's other columns."""
-    return _board(experiment, ["learning rate", "weight decay", *SECOND, "time per step", "final test loss"])
+    tuned = ["learning rate", "weight decay"]
+    return _board(
+        experiment,
+        [*tuned, *SECOND, "time per step", *[EARLY] * _second_version(experiment), "final test loss"],
+    )
 
 
-def head(experiment: Kept, rows: int) -> str:
-    """The first rows of a scoreboard."""
-    return _board(experiment, [*FIRST, "final test loss", METRIC], rows)
+def brief(experiment: Kept) -> str:
+    """A scoreboard's most telling columns."""
+    return _board(experiment, [FIRST[0], "final training loss", METRIC])
 
 
-def _board(experiment: Kept, columns: Iterable[str], rows: int | None = None) -> str:
-    """Some columns of a scoreboard, with CProp's rows in bold; with ranks if only the first rows are shown."""
+def _second_version(experiment: Kept) -> bool:
+    """Whether it has the runs that version 2 of the rules asks for: shorter ones, and enough seeds to compare rows."""
+    return bool(experiment.about["short"])
+
+
+def _board(experiment: Kept, columns: Iterable[str]) -> str:
+    """Some columns of a scoreboard, with CProp's rows in bold."""
     entries = scores(*experiment)
     judged = judged_by(entries[0].runs)
 
-    def cells(place: int, entry: Entry) -> dict[str, str]:
+    def cells(entry: Entry) -> dict[str, str]:
         both = [scoreboard.part_in_words(entry, target, of) for target in (0, 1) for of in ("iterations", "seconds")]
         return {
-            "place": str(place),
             "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
             "learning rate": f"{entry.specification.lr:g}",
             "weight decay": decay(entry),
             **dict(zip((*FIRST, *SECOND), both, strict=True)),
             "time per step": f"{entry.cost:.2f}",
             "final training loss": ended(entry.runs, "train_loss"),
+            GAIN: str(scoreboard.gain(entry, entries) or ""),
+            EARLY: as_measured(entry.early(), "train_loss"),
             "final test loss": ended(entry.runs, "test_loss"),
             METRIC: ended(entry.runs, judged),
         }
 
-    chosen = [*["place"] * bool(rows), "optimizer", *columns]
+    chosen = ["optimizer", *columns]
     titles = {METRIC: f"final {WORDS[judged]}"}
     for target, columns_of in zip(entries[0].targets, (FIRST, SECOND), strict=True):
         for of, column in zip(("iterations", "seconds"), columns_of, strict=True):
             titles[column] = f"{of} {scoreboard.to_the_loss_of(target)}"
     headings = [titles.get(column, column) for column in chosen]
-    lines = (cells(place, entry) for place, entry in enumerate(entries[:rows], start=1))
-    return Table(headings, [[line[column] for column in chosen] for line in lines]).markdown()
+    return Table(headings, [[cells(entry)[column] for column in chosen] for entry in entries]).markdown()
 
 
 def equally_far(experiments: Mapping[str, Kept]) -> str:

@@ -49,7 +49,7 @@ def performance_profile(boards: Boards, title: str = "") -> Figure:
     for label, own in zip(beside.get_yticklabels(), with_cprop, strict=True):
         label.set_fontweight("bold" if own else "normal")
     entries = {entry.name: entry for board in boards.values() for entry in board}
-    drawn = looks({entries[row].specification: row for row in SHOWN if row in entries})
+    drawn = looks({entries[row].specification: row for row in SHOWN if row in ratios})
     for row, look in drawn.items():
         there = sorted(ratio for ratio in ratios[row] if math.isfinite(ratio))
         shares = [(place + 1) / len(boards) for place in range(len(there))]
@@ -72,7 +72,7 @@ def summary(boards: Boards) -> Table:
         [
             f"**{row}**" if "CProp" in row else row,
             f"{benchmark_score(own):.2f}",
-            *(part_in_words(by_name[where][row], 0) if row in by_name[where] else "" for where in boards),
+            *(part_in_words(by_name[where][row], 0) for where in boards),
         ]
         for row, own in sorted(ratios.items(), key=lambda item: -benchmark_score(item[1]))
     ]
