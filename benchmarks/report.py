@@ -199,7 +199,7 @@ def engine() -> str:
     """The overhead of Ray."""
     run = results("engine")
     return (
-        f"A sweep of {run['runs']} runs of {run['seconds_a_run']:.0f} seconds each on {run['processes']} cores took "
+        f"A sweep of {run['runs']} runs of {run['seconds_a_run']:.1f} seconds each on {run['processes']} cores took "
         f"{run['ray']:.0f} seconds, Ray's start and end included, and the same runs in {run['processes']} bare "
         f"processes {run['bare']:.0f}: {run['ratio']:.2f} times as long (`python -m benchmarks.engine`)."
     )

@@ -87,6 +87,10 @@ def test_the_time_left_follows_from_the_pace(monkeypatch):
     table.ended(RUN)  # early: it diverged, and the rest of its iterations is no work
     assert table.left() == f"about {math.ceil(10 / 100 * (400 + 1600) / 60)} min left"
     assert "17 %, 1:10 elapsed, about 4 min left" in seen(table)
+    now += 10
+    table.evaluated(RUN.replace(seed=1), {**row(400), "began": 300})  # the only row that was seen of it
+    table.ended(RUN.replace(seed=1))
+    assert table.left() == f"about {math.ceil(20 / 200 * 1600 / 60)} min left"
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -133,5 +133,5 @@ def test_a_node_that_would_run_other_code_than_the_driver_refuses(tmp_path):
 
     one = Specification("tasks:Blobs", "sgd", lr=0.1)
     task = workloads.sources([one.workload])
-    error = pool.work("0123", one.to_json(), task, str(tmp_path), mark="", checkpoint_seconds=None, threads=1)
+    error, _ = pool.work("0123", one.to_json(), task, str(tmp_path), mark="", checkpoint_seconds=None, threads=1)
     assert re.search(r"run 0123 would be run \w{16} on this node.*install the same on all", error)

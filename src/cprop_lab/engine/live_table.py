@@ -94,8 +94,8 @@ class LiveTable(Progress):
         self.what, self.since = what or "starting the runs and reading their data", time.monotonic()
 
     def evaluated(self, specification: Specification, evaluation: Evaluation) -> None:
-        """Show how far a run is."""
-        self.first.setdefault(specification, evaluation["step"])
+        """Show how far a run is; with the step at which it began, if rows before this one were left out."""
+        self.first.setdefault(specification, evaluation["began" if "began" in evaluation else "step"])
         self.moved = self.moved or time.monotonic()
         self.rows[specification] = evaluation
 

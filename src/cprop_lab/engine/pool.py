@@ -60,23 +60,25 @@ def work(
     checkpoint_seconds: float | None,
     threads: int,
     mailbox: Any = None,
-) -> str:
+) -> tuple[str, Evaluation | None]:
     """Train what the driver asks for, with the driver's code, in a process that Ray may reuse for the next run.
 
     Returns:
-        An error to be told, if the run raised an exception: it would raise it again, so it is not retried.
+        An error to be told, if the run raised an exception: it would raise it again, so it is not retried. And its last
+        row, which may be newer than the last that it sent.
 
     Raises:
         StorageError: if results cannot be stored, which ends the sweep: other runs could not store theirs either.
     """
     torch.set_num_threads(threads)
-    sent = 0.0
+    sent, last = 0.0, None
 
     def send(row: Evaluation) -> None:
-        nonlocal sent
+        nonlocal sent, last
+        last = {**{key: row[key] for key in SHOWN}, "began": row["step"] if last is None else last["began"]}
         if mailbox is not None and time.monotonic() - sent >= EVERY:
             sent = time.monotonic()
-            mailbox.put.remote(name, {key: row[key] for key in SHOWN})
+            mailbox.put.remote(name, last)
 
     try:
         specification = Specification.from_json(text)
@@ -92,8 +94,8 @@ def work(
     except StorageError:
         raise
     except Exception as error:
-        return told(error)
-    return ""
+        return told(error), last
+    return "", last
 
 
 @dataclass
@@ -187,7 +189,7 @@ class Pool:
                     name = flying.pop(one)
                     leases.release(name)
                     try:
-                        error = ray.get(one)
+                        error, row = ray.get(one)
                     except RayTaskError as raised:
                         raise raised.cause from None
                     except RayError as killed:
@@ -199,6 +201,8 @@ class Pool:
                         else:
                             errors[runs[name]] = line
                         continue
+                    if row is not None:
+                        self.progress.evaluated(runs[name], row)
                     if error:
                         errors[runs[name]] = error
                         failed(name, error)
