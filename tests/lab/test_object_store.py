@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from conftest import PYTHONPATH
+from pyarrow import fs
 from test_results import ROWS, RUN
 
 from cprop_lab.run.identity import run_id
@@ -82,7 +83,10 @@ def test_a_packed_experiment_is_read_as_before(served):
     assert Store(store.address).finished() == set(names)
     served.requests.clear()
     assert [run.run_id for run in Store(store.address).runs(names)] == names
-    assert len(served) < 40  # one file is read, and not forty
+    assert len(served.requests) < 40  # one file is read, and not forty
+    files, root = fs.FileSystem.from_uri(served.address)
+    kept = [one.path for one in files.get_file_info(fs.FileSelector(root, recursive=True)) if one.is_file]
+    assert kept == [f"{root}/experiments/one-smoke.parquet"]
 
 
 def test_commands_work_as_in_a_folder(served, tmp_path, generated):

@@ -33,6 +33,11 @@ FAST = [1.0, 1.0, 0.1, 0.1, 0.1]
 SLOW = [4.0, 4.0, 4.0, 4.0, 4.0]
 
 
+def flat(*losses):
+    """By seed, losses that stay where they are from the second evaluation on."""
+    return [[4.0, *[loss] * 4] for loss in losses]
+
+
 @pytest.fixture
 def store(tmp_path):
     return Store(tmp_path / "store")
@@ -107,9 +112,6 @@ def test_the_shorter_horizon_is_a_run_of_its_own_or_the_beginning_of_the_long_on
 
 
 def test_rows_that_three_seeds_cannot_tell_apart_get_more(store):
-    def flat(*losses):
-        return [[4.0, *[loss] * 4] for loss in losses]
-
     losses = {"adam": flat(1.0, 1.1, 1.2), "cprop-adam": flat(0.95, 1.15, 1.1)}  # by less than a deviation
     losses |= {"sgd": flat(3.0, 3.1, 3.2), "cprop-sgd": flat(2.0, 2.1, 2.2)}
     rows, _, _ = keep(store, losses, {})
@@ -122,9 +124,6 @@ def test_rows_that_three_seeds_cannot_tell_apart_get_more(store):
 
 
 def test_a_row_with_cprop_is_compared_with_the_one_without(store):
-    def flat(*losses):
-        return [[4.0, *[loss] * 4] for loss in losses]
-
     losses = {"adam": flat(1.0, 1.2), "cprop-adam": flat(0.7, 0.9), "adamw+cosine": flat(1.0, 1.0)}
     losses |= {"sgd": flat(2.0, 2.1), "cprop-sgd": flat(2.2, 1.9), "lion": flat(1.0, 1.0), "cprop-lion": flat(1.5, 1.4)}
     rows, targets, timings = keep(store, losses, {})

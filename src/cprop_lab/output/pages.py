@@ -187,7 +187,7 @@ def _board(experiment: Kept, columns: Iterable[str]) -> str:
         for of, column in zip(("iterations", "seconds"), columns_of, strict=True):
             titles[column] = f"{of} {scoreboard.to_the_loss_of(target)}"
     headings = [titles.get(column, column) for column in chosen]
-    return Table(headings, [[cells(entry)[column] for column in chosen] for entry in entries]).markdown()
+    return Table(headings, [[line[column] for column in chosen] for line in map(cells, entries)]).markdown()
 
 
 def equally_far(experiments: Mapping[str, Kept]) -> str:
