@@ -24,7 +24,7 @@ OPTIMIZERS: Final = (
     *("sgd", "cprop-sgd", "adamw", "cprop-adamw", "adamw+average", "cprop-adamw+average"),
     *("adamw+cosine", "cprop-adamw+cosine", "adamw+wsd", "schedule-free-adamw", "gpa-adamw"),
     *("nadamw", "cprop-nadamw", "nadamw+cosine", "cautious-adamw", "ademamix"),
-    *("muon", "cprop-muon", "soap"),
+    *("muon", "cprop-muon", "muon+average", "cprop-muon+average", "muon+cosine", "soap"),
 )
 
 TELLING: Final = (
