@@ -114,7 +114,8 @@ def plain_errors() -> Iterator[None]:
 
 
 def _stop_after(minutes: float | None) -> None:
-    """Interrupt this process later, as Ctrl-C does."""
+    """Interrupt this process as Ctrl-C does: later, or when a queue or Kubernetes asks it to end."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if minutes is not None:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 60 * minutes)

@@ -48,11 +48,13 @@ HELPER = "def loss(output):\n    return 0 * output.mean() + {}\n"
 RUNS = [Specification("mine:Mine", "sgd", lr=0.1, iterations=1000, evaluate_every=500, seed=seed) for seed in range(5)]
 
 SWEEP = """
+import signal
 import sys
 from cprop_lab.engine.engine import Engine
 from cprop_lab.store import Store
 from cprop_lab.run.specification import Specification
 
+signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM"))
 runs = Engine(Store("results")).run(map(Specification.from_json, sys.argv[1:]))
 print(*(run.run_id for run in runs))
 """
@@ -127,6 +129,7 @@ def sweep(tmp_path_factory):
         (folder / "helper.py").write_text(HELPER.format(2))
         # What is started from now on would import the edited files.
         os.kill(trial_processes(driver.pid)[0], signal.SIGKILL)
+        driver.terminate()
         in_time = len(list(finished())) < len(RUNS)
         doors = listening(below(driver.pid))
         (server,) = ((process, port) for process, _, port in doors if "gcs_server" in command(process))
@@ -141,16 +144,21 @@ def sweep(tmp_path_factory):
             for known in (True, False)
         ]
         answers = [(guest.communicate(timeout=500)[1], guest.returncode) for guest in guests]
-        filed = said(driver)[-len(RUNS) :]  # Ray has said before that a worker died
+        words = said(driver)  # also that a worker died
     return SimpleNamespace(**{name: value for name, value in locals().items() if name != "tmp_path_factory"})
 
 
 def test_all_results_are_of_the_code_as_it_was_at_the_start(sweep):
     assert sweep.in_time
-    assert sweep.filed == sweep.before
+    assert sweep.words[-len(RUNS) :] == sweep.before
     runs = Store(sweep.folder / "results").runs()
     assert {run.run_id for run in runs} == set(sweep.before)
     assert {loss for run in runs for loss in run.column("train_loss")} == {1.0}
+
+
+def test_ray_leaves_sigterm_to_the_handler_that_was_there(sweep):
+    """Ray's own takes it for a crash: it prints a stack and aborts."""
+    assert sweep.words.count("SIGTERM") == 1
 
 
 def test_edited_code_makes_other_runs(sweep):

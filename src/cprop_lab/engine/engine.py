@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sized
@@ -211,7 +213,11 @@ class Engine:
         options: dict[str, Any] = {"runtime_env": {"env_vars": environment}, "log_to_driver": False}
         if self.address is None:
             options |= {"include_dashboard": False, "num_cpus": os.cpu_count()}
+        handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=self.address or "local", logging_level=logging.ERROR, **options)
+        # Ray takes SIGTERM for a crash and prints where it was.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
     def close(self) -> None:
         """Stop Ray, or disconnect from the cluster; this happens at the latest when Python exits."""
