@@ -12,7 +12,7 @@ from cprop_lab.models import AWDLSTM, GPT, WordTransformer, fully_connected
 from cprop_lab.run import optimizers
 from cprop_lab.run.averaging import GPAAdamW
 from cprop_lab.run.names import RECIPES
-from cprop_lab.run.peers import CautiousAdamW, Muon, groups, orthogonalize
+from cprop_lab.run.peers import CautiousAdamW, Muon, MuonVS, groups, orthogonalize
 from cprop_lab.run.specification import Specification
 
 
@@ -61,6 +61,24 @@ def test_muon_is_close_to_torchs_in_bfloat16():
     found = trained(ours, Muon(groups(ours), lr=0.02), steps=1)
     for one, other, before in zip(found, expected, start.parameters(), strict=True):
         assert (one - other).norm() < 0.03 * (one - before).norm()
+
+
+def test_muon_vs_is_its_papers():
+    """Two steps of its algorithm, written out in float64."""
+    mu = 0.95
+    first, second = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+    optimizer = MuonVS([{"params": [p], "orthogonal": True}], lr=1.0)
+    for p.grad in (first.clone(), second.clone()):
+        before = p.detach().clone()
+        optimizer.step()
+    m = (1 - mu) * first
+    gamma = mu * (1 - mu) * first**2
+    gamma = mu * gamma + mu * (1 - mu) * (m - second) ** 2
+    m = mu * m + (1 - mu) * second
+    ahead = second + mu / (1 - mu) * m / (1 - mu**2)
+    expected = 0.2 * math.sqrt(6) * orthogonalize(ahead / (gamma / (1 - mu**2)).sqrt())
+    torch.testing.assert_close(before - p.detach(), expected)
 
 
 def test_filters_are_rows_of_a_matrix():

@@ -269,19 +269,22 @@ _SCOREBOARDS: Final = tuple(
 
 # Candidates for the next rule, on seeds that no scoreboard uses. Each is tuned like a peer.
 CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
-    ("adamw", {}),
-    ("schedule-free-adamw", {}),
-    ("gpa-adamw", {}),
-    ("muon", {}),
-    ("cprop-adamw", {}),
+    *((peer, {}) for peer in ("adamw", "adamw+average", "schedule-free-adamw", "gpa-adamw", "muon", "muon+average")),
+    # Telling parameters apart without slowing them down, and both at once.
     *(
-        ("cprop-adamw", {"cprop_measure": measure, "fused": False})
-        for measure in ("relative_2", "relative_3", "relative_5", "relative_3_slowing_half", "relative_3_wiener")
+        (f"cprop-{base}+average", {"cprop_measure": measure, **({"fused": False} if base == "adamw" else {})})
+        for base in ("adamw", "muon")
+        for measure in ("normal", "relative_2", "relative_3", "relative_5", "relative_3_slowing_half")
     ),
-    *(("cprop-adamw", {"cprop_measure": measure}) for measure in ("exact_count", "wiener", "positive_part")),
-    ("cprop-muon", {"cprop_measure": "relative_3"}),
+    # Averaging inside.
     *(("gpa-cprop", {"c": c}) for c in (1.0, 2.0, 4.0)),
     ("gpa-cprop", {"measure": "relative_3"}),
+    # Conformity inside Muon, before it orthogonalises.
+    ("muon-vs+average", {}),
+    ("cprop-muon-vs+average", {"cprop_measure": "relative_3"}),
+    # The right count, and other shapes.
+    *(("cprop-adamw+average", {"cprop_measure": measure}) for measure in ("exact_count", "wiener", "positive_part")),
+    ("cprop-adamw+average", {"cprop_measure": "relative_3_wiener", "fused": False}),
 )
 
 _CANDIDATES: Final = tuple(
@@ -290,10 +293,7 @@ _CANDIDATES: Final = tuple(
         f"Candidates for the next rule: {workload}",
         "beyond the paper",
         "No claim of the paper: what else could be done with conformity?",
-        [
-            Variant(workload, optimizer, size, settings, own_rate=optimizer.startswith("cprop-"))
-            for optimizer, settings in CANDIDATES
-        ],
+        [Variant(workload, optimizer, size, settings, own_rate=True) for optimizer, settings in CANDIDATES],
         first_seed=100,
     )
     for workload, size in (("fmnist-fc", 32), ("fmnist-cnn", 32), ("ptb-gpt", 16))

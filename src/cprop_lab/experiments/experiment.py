@@ -33,7 +33,7 @@ class Variant:
         settings: of the optimizer, besides its defaults.
         options: of the workload.
         places: how many places of the grid its learning rate lies above the selected one; negative if below.
-        own_rate: whether a learning rate is selected for it with CProp, and not for the optimizer inside.
+        own_rate: whether a learning rate is selected for it as it is, and not for the optimizer inside.
     """
 
     workload: str
@@ -68,7 +68,7 @@ class Variant:
         """
         omitted = () if self.own_rate else ("fused", *CPROP_DEFAULTS)
         settings = {k: v for k, v in self.settings.items() if k not in omitted}
-        optimizer = "cprop-" * self.own_rate + self.base
+        optimizer = self.optimizer if self.own_rate else self.base
         return Variant(self.workload, optimizer, self.batch_size, settings, self.options, own_rate=self.own_rate)
 
     def guess(self) -> float:

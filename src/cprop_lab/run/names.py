@@ -183,6 +183,13 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         guess=3e-3,
         matrices=True,
     ),
+    "muon-vs": Recipe(
+        "Muon-VS",
+        _betas(_from("cprop_lab.run.peers", "MuonVS")),
+        settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY},
+        guess=3e-3,
+        matrices=True,
+    ),
     # The package preconditions up to 10,000 rows or columns: for Penn Treebank's 10,000 words that would be the
     # eigenvectors of a matrix of a hundred million elements.
     "soap": Recipe(

@@ -1,4 +1,4 @@
-"""Peers that no package has as they are needed here: Muon and Cautious AdamW.
+"""Peers that no package has as they are needed here: Muon, Muon-VS and Cautious AdamW.
 
 torch's Muon takes matrices alone and orthogonalises in bfloat16, which takes four times as long as float32 on a
 processor without bfloat16 arithmetic; a test holds this one to it. timm's Cautious AdamW cannot be imported beside a
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["CautiousAdamW", "Muon", "adam", "groups", "orthogonalize"]
+__all__ = ["CautiousAdamW", "Muon", "MuonVS", "adam", "groups", "orthogonalize"]
 
+TINY: Final = 1e-12
 QUINTIC: Final = (3.4445, -4.775, 2.0315)
 """Coefficients of the Newton-Schulz iteration (Jordan et al., 2024)."""
 
@@ -149,12 +150,49 @@ class Muon(Peer):
         if not group["orthogonal"]:
             m, root = adam(g, state, group["betas"], group["eps"], state["t"])
             return m.div_(root)
+        # The filters of a convolution are the rows of a matrix.
+        matrix = self.averaged(g, state, group["momentum"]).flatten(1)
+        return orthogonalize(matrix).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(g)
+
+    def averaged(self, g: Tensor, state: dict[str, Any], mu: float) -> Tensor:
+        """Nesterov's momentum: what is orthogonalised."""
         if "b" not in state:
             state["b"] = torch.zeros_like(g)
-        state["b"].lerp_(g, 1 - group["momentum"])
-        # The filters of a convolution are the rows of a matrix.
-        matrix = g.lerp(state["b"], group["momentum"]).flatten(1)
-        return orthogonalize(matrix).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(g)
+        state["b"].lerp_(g, 1 - mu)
+        return g.lerp(state["b"], mu)
+
+
+class MuonVS(Muon):
+    r"""Muon whose momentum is divided by the standard deviation of the gradients before it is orthogonalised.
+
+    .. math::
+        \Gamma \leftarrow \mu\,\Gamma + \mu (1 - \mu)(b - g)^2, \qquad
+        b \leftarrow \mu b + (1 - \mu)\, g, \qquad
+        \mathrm{orthogonalize}\Bigl(\frac{(1 - \mu)\, g + \mu\, \hat b}{\sqrt{\Gamma}}\Bigr)
+
+    with a bias-corrected :math:`\hat b`; that of :math:`\Gamma` would cancel out.
+
+    Example:
+        >>> w = nn.Parameter(torch.eye(2))
+        >>> optimizer = MuonVS([{"params": [w], "orthogonal": True}], lr=0.1)
+        >>> (w.diagonal() * torch.tensor([3.0, 0.1])).sum().backward()
+        >>> optimizer.step()
+        >>> w.detach().diag().diff().abs() < 1e-6  # both gradients are equally certain
+        tensor([True])
+
+    References:
+        Li et al., *Variance-Adaptive Muon*, 2026.
+    """
+
+    def averaged(self, g: Tensor, state: dict[str, Any], mu: float) -> Tensor:
+        """The momentum in standard deviations."""
+        if "b" not in state:
+            state |= {"b": torch.zeros_like(g), "gamma": torch.zeros_like(g)}
+        apart = state["b"] - g
+        state["gamma"].mul_(mu).addcmul_(apart, apart, value=mu * (1 - mu))
+        b = state["b"].lerp_(g, 1 - mu) / (1 - mu ** state["t"])
+        deviation: Tensor = state["gamma"].sqrt().add_(TINY)
+        return g.lerp(b, mu) / deviation
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
