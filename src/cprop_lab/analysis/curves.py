@@ -27,6 +27,7 @@ __all__ = [
     "reached",
     "seconds_per_step",
     "smoothed",
+    "undisturbed_seconds_per_step",
     "when",
 ]
 
@@ -78,7 +79,21 @@ def reached(run: Run, target: float) -> float | None:
 
 def seconds_per_step(run: Run) -> float:
     """Seconds per step: the median over the stretches between evaluations, which short disturbances do not change."""
-    return float(np.median(np.diff(run.column("seconds")) / np.diff(run.column("step"))))
+    return float(np.median(_paces(run)))
+
+
+def undisturbed_seconds_per_step(run: Run) -> float:
+    """Seconds per step in the fastest stretch: other work on the machine makes a step longer, never shorter.
+
+    Not in the first stretch, since a process's first step is not timed.
+    """
+    return float(np.min(_paces(run)[1:], initial=math.inf))
+
+
+def _paces(run: Run) -> np.ndarray:
+    """Seconds per step, in each stretch between evaluations."""
+    paces: np.ndarray = np.diff(run.column("seconds")) / np.diff(run.column("step"))
+    return paces
 
 
 def when(run: Run, target: float, of: str) -> float:

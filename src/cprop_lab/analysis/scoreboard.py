@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from cprop_lab.analysis.curves import at, final_loss, seconds_per_step, smoothed, when
+from cprop_lab.analysis.curves import at, final_loss, smoothed, undisturbed_seconds_per_step, when
 from cprop_lab.analysis.spread import spread
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run
@@ -114,9 +114,8 @@ def score(
     goals = [_losses(rows.values(), target) for target in targets]
     seconds: dict[str, float] = {}
     for run in timings:
-        # Other work on the machine makes a step longer, never shorter.
         found = seconds.get(run.specification.optimizer, math.inf)
-        seconds[run.specification.optimizer] = min(found, seconds_per_step(run))
+        seconds[run.specification.optimizer] = min(found, undisturbed_seconds_per_step(run))
     baseline = seconds.get(targets[0], math.nan)
     entries = [
         Entry(
