@@ -282,6 +282,9 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     # Conformity inside Muon, before it orthogonalises.
     ("muon-vs+average", {}),
     ("cprop-muon-vs+average", {"cprop_measure": "relative_3"}),
+    # Less slowing by CProp's own settings, and a horizon that fits the run.
+    ("cprop-muon+average", {"cprop_c": 2.0}),
+    *(("cprop-muon+average", {"cprop_beta": beta}) for beta in (0.99, 0.997)),
     # The right count, and other shapes.
     *(("cprop-adamw+average", {"cprop_measure": measure}) for measure in ("exact_count", "wiener", "positive_part")),
     ("cprop-adamw+average", {"cprop_measure": "relative_3_wiener", "fused": False}),
