@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cprop_lab.engine.progress import Progress
 from cprop_lab.run.evaluation import Evaluation
+from cprop_lab.run.names import FLAGS
 from cprop_lab.run.specification import Specification
 
 __all__ = ["LiveTable"]
@@ -169,8 +170,9 @@ def described(specification: Specification) -> str:
 
 def first_step(specification: Specification) -> str:
     """What a run does before its steps can be timed: the first one compiles CProp's kernels."""
-    fused = specification.resolved_settings().get("fused")
-    return "compiling" if fused and specification.optimizer_name.cprop else "starting"
+    settings = specification.resolved_settings()
+    fused = specification.optimizer_name.cprop and any(settings.get(flag) for flag in FLAGS)
+    return "compiling" if fused else "starting"
 
 
 def clock(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from cprop_lab.experiments import rates, scoreboard
 from cprop_lab.experiments.experiment import Experiment, Variant
 from cprop_lab.experiments.scoreboard import Scoreboard
-from cprop_lab.run.names import RECIPES, Setting
+from cprop_lab.run.names import FLAGS, RECIPES, Setting
 
 __all__ = ["EXPERIMENTS"]
 
@@ -272,8 +272,8 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     *((peer, {}) for peer in ("adamw", "adamw+average", "schedule-free-adamw", "gpa-adamw", "muon", "muon+average")),
     # Telling parameters apart without slowing them down, and both at once.
     *(
-        (f"cprop-{base}+average", {"cprop_measure": measure, **({"fused": False} if base == "adamw" else {})})
-        for base in ("adamw", "muon")
+        (f"cprop-{base}+average", {"cprop_measure": measure, flag: False})  # they need whole tensors
+        for base, flag in zip(("adamw", "muon"), FLAGS, strict=True)
         for measure in ("normal", "relative_2", "relative_3", "relative_5", "relative_3_slowing_half")
     ),
     # Averaging inside.
@@ -281,7 +281,7 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     ("gpa-cprop", {"measure": "relative_3"}),
     # Conformity inside Muon, before it orthogonalises.
     ("muon-vs+average", {}),
-    ("cprop-muon-vs+average", {"cprop_measure": "relative_3"}),
+    ("cprop-muon-vs+average", {"cprop_measure": "relative_3", "cprop_fused": False}),
     # Less slowing by CProp's own settings, and a horizon that fits the run.
     ("cprop-muon+average", {"cprop_c": 2.0}),
     *(("cprop-muon+average", {"cprop_beta": beta}) for beta in (0.99, 0.997)),

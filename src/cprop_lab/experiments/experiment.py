@@ -10,7 +10,7 @@ from typing import Any, Literal
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments import learning_rate, rates
 from cprop_lab.experiments.presets import Preset
-from cprop_lab.run.names import CPROP_DEFAULTS, OptimizerName, Setting, parse
+from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, OptimizerName, Setting, parse
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
@@ -66,7 +66,7 @@ class Variant:
 
         With a rate of its own, it is selected for the variant as it is.
         """
-        omitted = () if self.own_rate else ("fused", *CPROP_DEFAULTS)
+        omitted = () if self.own_rate else (*FLAGS, *CPROP_DEFAULTS)
         settings = {k: v for k, v in self.settings.items() if k not in omitted}
         optimizer = self.optimizer if self.own_rate else self.base
         return Variant(self.workload, optimizer, self.batch_size, settings, self.options, own_rate=self.own_rate)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AVERAGES",
     "CPROP_DEFAULTS",
+    "FLAGS",
     "KNOBS",
     "RECIPES",
     "SCHEDULES",
@@ -36,6 +37,10 @@ Build = Callable[..., "Optimizer"]
 
 START: Final = "cprop_start"
 """After how many steps CProp starts to scale: a setting of the laboratory, see ``optimizers.LateStart``."""
+
+
+FLAGS: Final = ("fused", "cprop_fused")
+"""How the steps of a native optimizer and of the wrapper are executed; on a machine that cannot compile, neither."""
 
 
 # Settings of CProp itself stand beside those of the optimizer it scales, as they do in the library's param groups.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
-from cprop_lab.run.names import AVERAGES, CPROP_DEFAULTS, KNOBS, SCHEDULES, START, OptimizerName, Setting, parse
+from cprop_lab.run.names import AVERAGES, CPROP_DEFAULTS, FLAGS, KNOBS, SCHEDULES, START, OptimizerName, Setting, parse
 
 __all__ = ["NUMERICS", "Precision", "Specification"]
 
@@ -155,8 +155,8 @@ class Specification:
         """
         name = self.optimizer_name
         defaults = {**name.recipe.settings, **(CPROP_DEFAULTS if name.cprop else {})}
-        if name.cprop and name.recipe.native is not None:
-            defaults["fused"] = True
+        if name.cprop:
+            defaults[FLAGS[name.recipe.native is None]] = True
         unknown = set(self.settings) - set(defaults)
         if unknown:
             raise ValueError(
@@ -170,9 +170,8 @@ class Specification:
 
     def eager(self) -> Specification:
         """The same run without compiled or fused steps, for machines that cannot compile."""
-        if "fused" not in self.resolved_settings():
-            return self
-        return self.replace(settings={**self.settings, "fused": False})
+        flags = {flag: False for flag in FLAGS if flag in self.resolved_settings()}
+        return self.replace(settings={**self.settings, **flags}) if flags else self
 
     # What tables and figures call it.
 
