@@ -12,12 +12,15 @@ import pytest
 from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, report
 from PIL import Image
 
+from cprop_lab.analysis.curves import final_loss
+from cprop_lab.analysis.scoreboard import difference
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.output import pages
 from cprop_lab.run.identity import run_id
 from cprop_lab.store import Store
 
-PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(RESULTS.glob("*.md"))
 KEPT = pages.kept(EVIDENCE)
 COMMITTED = {run.run_id: run for run in Store(EVIDENCE).runs()}
 
@@ -33,7 +36,7 @@ def test_a_published_number_by_hand():
         usual = {**settings, **made["settings"]}.items() >= settings.items()
         if usual and (made["workload"], made["iterations"], made["lr"]) == ("fmnist-fc", 20_000, 0.1):
             ends.setdefault(made["optimizer"], []).append(statistics.fmean(run["train_loss"][-3:]))
-    page = (ROOT / "docs" / "results" / "fmnist-fc.md").read_text()
+    page = (RESULTS / "fmnist-fc.md").read_text()
     (line,) = re.findall(r"^\| CProp\(SGD\) \| 0\.1 \|.*$", page, flags=re.MULTILINE)
     for optimizer in ("sgd", "cprop-sgd"):
         assert len(ends[optimizer]) == 3
@@ -46,6 +49,21 @@ def test_cell_states_are_those_of_the_scoreboards_learning_rates():
     for optimizer, lr in cell_states.OTHERS.items():
         assert lr == selected[f"ptb-lstm {optimizer.removeprefix('cprop-')}"]
     assert {run["name"] for run in report.results("cell_states")["runs"]} == set(cell_states.CASES)
+
+
+def test_the_scoreboards_conclusions_on_the_small_gpt():
+    about, runs, *_ = KEPT["scoreboard-ptb-gpt"]
+    by_id = {run.run_id: run for run in runs}
+    rows = {name: [by_id[one] for one in ids] for name, ids in about["rows"].items()}
+    ends = {name: statistics.fmean(map(final_loss, own)) for name, own in rows.items()}
+    unknowing = [name for name, own in rows.items() if not own[0].specification.optimizer_name.knows_horizon]
+    first = min(unknowing, key=ends.get)
+    assert first == "CProp(Muon), averaged"
+    for name in set(unknowing) - {first}:
+        assert difference(rows[first], rows[name]).counts, name
+    cosine = difference(rows["Muon, cosine"], rows[first])
+    assert f"{cosine.mean / cosine.error:.1f} standard errors" in (RESULTS / "scoreboard.md").read_text()
+    assert not cosine.counts
 
 
 def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed():
@@ -71,7 +89,7 @@ def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed(
 
 
 def test_a_changed_number_is_found():
-    page = (ROOT / "docs" / "results" / "fmnist-fc.md").read_text()
+    page = (RESULTS / "fmnist-fc.md").read_text()
     changed = re.sub(r"(\| CProp\(SGD\) \| 0\.1 \| 0\.)\d", r"\g<1>0", page, count=1)
     assert changed != page == report.filled(changed)
 
