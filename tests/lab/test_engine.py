@@ -121,6 +121,7 @@ def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pat
         assert b"MALLOC_MMAP_THRESHOLD_=" in Path(f"/proc/{victim}/environ").read_bytes()
         node = parent(victim)
         assert "raylet" in command(node)
+        assert not any("Mailbox" in command(process) for process in below(node))  # it would be lost with the node
         os.kill(node, signal.SIGKILL)
         killed = time.time()
         # The other node ends its own run and goes on with the lost one: wait for a sign of that before the next blow.

@@ -14,6 +14,7 @@ from typing import Any, Final
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cprop_lab.engine.leases import Leases
 from cprop_lab.engine.progress import Progress
@@ -145,7 +146,9 @@ class Pool:
             StorageError: if a run cannot store its results.
         """
         store, slots = Store(self.store), self.slots()
-        mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
+        # On the driver's own node: any other may be lost, and the mailbox with it.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
         # A process that has imported torch and mapped the data takes the next run, on a GPU too.
         task: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, max_calls=0)(work)
         sources = ray.put(self.sources)
