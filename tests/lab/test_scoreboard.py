@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_experiments import SMALL
@@ -11,7 +12,7 @@ from test_learning_rate import Phases
 
 from cprop_lab import workloads
 from cprop_lab.analysis import scoreboard
-from cprop_lab.analysis.curves import seconds_per_step
+from cprop_lab.analysis.curves import seconds_per_step, undisturbed_seconds_per_step
 from cprop_lab.analysis.groups import by_seed, names
 from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
@@ -200,6 +201,13 @@ def test_seconds_of_a_step_are_not_moved_by_a_disturbance(store):
     rows, _, _ = keep(store, {"adam": [ADAM]}, {})
     (run,) = rows["Adam"]
     assert seconds_per_step(run) == pytest.approx(0.01)
+    assert undisturbed_seconds_per_step(run) == pytest.approx(0.01)
+
+
+def test_the_fastest_stretch_counts_but_not_the_first():
+    """In the first, one step less is timed."""
+    curves = {"step": [0, 10, 20, 30], "seconds": [0.0, 0.05, 0.25, 0.35]}
+    assert undisturbed_seconds_per_step(SimpleNamespace(column=curves.get)) == pytest.approx(0.01)
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from cprop_lab.run.identity import run_id
+from cprop_lab.run.optimizers import build
 from cprop_lab.run.specification import Specification
 
 BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, iterations=10)
@@ -86,3 +88,12 @@ def test_unknown_names_are_told_with_the_known_ones():
         run_id(BLOBS.replace(workload="mnist"))
     with pytest.raises(ValueError, match=r"'tasks:Nothing' cannot be imported from"):
         run_id(BLOBS.replace(workload="tasks:Nothing"))
+
+
+def test_the_wrapper_is_fused_as_the_natives_are_unless_nothing_can_be_compiled():
+    for optimizer, flag in (("cprop-muon", "cprop_fused"), ("cprop-adamw", "fused")):
+        specification = Specification("fmnist-fc", optimizer, lr=0.1)
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+        for run, fused in ((specification, True), (specification.eager(), False)):
+            built, _ = build(run, model)
+            assert {group[flag] for group in built.param_groups} == {fused}

@@ -22,6 +22,7 @@ __all__ = [
     "AVERAGES",
     "CPROP_DEFAULTS",
     "FLAGS",
+    "FUSED_WRAPPER",
     "KNOBS",
     "RECIPES",
     "SCHEDULES",
@@ -39,8 +40,10 @@ START: Final = "cprop_start"
 """After how many steps CProp starts to scale: a setting of the laboratory, see ``optimizers.LateStart``."""
 
 
-FLAGS: Final = ("fused", "cprop_fused")
-"""How the steps of a native optimizer and of the wrapper are executed; on a machine that cannot compile, neither."""
+FUSED_WRAPPER: Final = "cprop_fused"
+"""Whether the wrapper's part of a step is compiled, as ``fused`` is for a native optimizer."""
+FLAGS: Final = ("fused", FUSED_WRAPPER)
+"""How steps are executed, which changes results by rounding alone."""
 
 
 # Settings of CProp itself stand beside those of the optimizer it scales, as they do in the library's param groups.

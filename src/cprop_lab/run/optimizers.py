@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import cprop
 from cprop.statistics import PREFIX
 from cprop_lab.run import measures, peers
-from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, START
+from cprop_lab.run.names import CPROP_DEFAULTS, FUSED_WRAPPER, START
 from cprop_lab.run.specification import Specification
 
 __all__ = ["LateStart", "average", "build", "factor"]
@@ -82,7 +82,7 @@ def build(specification: Specification, model: nn.Module, warmup: int = 0) -> tu
     recipe = name.recipe
     settings = specification.resolved_settings()
     start = int(settings.pop(START, 0))
-    of_cprop: dict[str, Any] = {key: settings.pop(key) for key in (*CPROP_DEFAULTS, FLAGS[1]) if key in settings}
+    of_cprop: dict[str, Any] = {key: settings.pop(key) for key in (*CPROP_DEFAULTS, FUSED_WRAPPER) if key in settings}
     if name.cprop:
         of_cprop["cprop_measure"] = measures.OWN.get(of_cprop["cprop_measure"], of_cprop["cprop_measure"])
     if recipe.horizon:

@@ -11,7 +11,18 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
-from cprop_lab.run.names import AVERAGES, CPROP_DEFAULTS, FLAGS, KNOBS, SCHEDULES, START, OptimizerName, Setting, parse
+from cprop_lab.run.names import (
+    AVERAGES,
+    CPROP_DEFAULTS,
+    FLAGS,
+    FUSED_WRAPPER,
+    KNOBS,
+    SCHEDULES,
+    START,
+    OptimizerName,
+    Setting,
+    parse,
+)
 
 __all__ = ["NUMERICS", "Precision", "Specification"]
 
@@ -156,7 +167,7 @@ class Specification:
         name = self.optimizer_name
         defaults = {**name.recipe.settings, **(CPROP_DEFAULTS if name.cprop else {})}
         if name.cprop:
-            defaults[FLAGS[name.recipe.native is None]] = True
+            defaults[FUSED_WRAPPER if name.recipe.native is None else "fused"] = True
         unknown = set(self.settings) - set(defaults)
         if unknown:
             raise ValueError(
