@@ -399,8 +399,13 @@ def compare(
     ] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
     examples: Annotated[
-        int, typer.Option(min=1, help="Examples per evaluation, of the training and of the test data.")
-    ] = 10_000,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Examples per evaluation, of the training and of the test data.",
+            show_default="10,000; for a text 20 windows",
+        ),
+    ] = None,
     storage: Storage = "results",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="File for the figure, .png or .svg.")] = Path("comparison.png"),
@@ -415,6 +420,7 @@ def compare(
     written: Json = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
+    from cprop_lab import workloads
     from cprop_lab.experiments import comparison
     from cprop_lab.output.drawing import save
     from cprop_lab.output.figures import curves
@@ -431,7 +437,7 @@ def compare(
             batch_size=batch_size,
             iterations=iterations,
             evaluate_every=max(1, iterations // 50),
-            examples=examples,
+            examples=examples or workloads.build(task, {}, batch_size).examples,
         )
         bases = optimizers.split(",")
         if dry_run:

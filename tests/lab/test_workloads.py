@@ -6,6 +6,7 @@ import torch
 from conftest import REAL
 
 from cprop_lab import workloads
+from cprop_lab.experiments import PRESETS
 from cprop_lab.run.names import RECIPES
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
@@ -162,3 +163,9 @@ def test_a_folder_without_the_data_set_is_told(tmp_path, monkeypatch):
 def test_options_that_a_workload_does_not_have_are_refused():
     with pytest.raises(ValueError, match=r"fmnist-fc does not take the options {'dropout': 0.3}"):
         workloads.build("fmnist-fc", {"dropout": 0.3})
+
+
+def test_a_comparison_evaluates_as_many_windows_as_the_scoreboard():
+    """All of the text, as the default for images would, takes minutes."""
+    for name in ("ptb-gpt", "ptb-transformer", "ptb-lstm-small"):
+        assert workloads.build(name, {}).examples == PRESETS["reduced"].lengths[name].examples

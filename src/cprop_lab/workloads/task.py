@@ -43,6 +43,8 @@ class Task:
     batch_size: int = 32
     #: Steps over which the learning rate rises to its value, for every optimizer alike.
     warmup: int = 0
+    #: How many examples of the training and of the test data ``cprop-lab compare`` evaluates, unless it is told.
+    examples: ClassVar[int] = 10_000
 
     def data(self) -> tuple[Any, Any]:
         """Training and test data: each a tuple of tensors of equal length, or a map-style dataset.

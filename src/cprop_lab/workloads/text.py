@@ -57,6 +57,7 @@ class Text(Task):
     length: int = 35
 
     metric: ClassVar[str] = "perplexity"
+    examples: ClassVar[int] = 20  # windows, each as large as a batch
     clip: ClassVar[float]
     """The largest norm of the gradient."""
 
