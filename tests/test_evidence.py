@@ -12,8 +12,7 @@ import pytest
 from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, report
 from PIL import Image
 
-from cprop_lab.analysis.curves import final_loss
-from cprop_lab.analysis.scoreboard import difference
+from cprop_lab.analysis.scoreboard import difference, scores
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.output import pages
 from cprop_lab.run.identity import run_id
@@ -52,11 +51,10 @@ def test_cell_states_are_those_of_the_scoreboards_learning_rates():
 
 
 def test_the_scoreboards_conclusions_on_the_small_gpt():
-    about, runs, *_ = KEPT["scoreboard-ptb-gpt"]
-    by_id = {run.run_id: run for run in runs}
-    rows = {name: [by_id[one] for one in ids] for name, ids in about["rows"].items()}
-    ends = {name: statistics.fmean(map(final_loss, own)) for name, own in rows.items()}
-    unknowing = [name for name, own in rows.items() if not own[0].specification.optimizer_name.knows_horizon]
+    entries = scores(*KEPT["scoreboard-ptb-gpt"])
+    rows = {entry.name: entry.runs for entry in entries}
+    ends = {entry.name: statistics.fmean(entry.end()) for entry in entries}
+    unknowing = [entry.name for entry in entries if not entry.specification.optimizer_name.knows_horizon]
     first = min(unknowing, key=ends.get)
     assert first == "CProp(Muon), averaged"
     for name in set(unknowing) - {first}:

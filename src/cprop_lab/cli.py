@@ -113,8 +113,8 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(codes.get(type(error), 1)) from None
 
 
-def _stop_after(minutes: float | None) -> None:
-    """Interrupt this process as Ctrl-C does: later, or when a queue or Kubernetes asks it to end."""
+def _interruptible(minutes: float | None) -> None:
+    """Let SIGTERM, which queues and Kubernetes send, interrupt this process as Ctrl-C does; and a time limit."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if minutes is not None:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -251,7 +251,7 @@ def run(
             _use(data)
             _print_plan(chosen.planned(length), storage)
             return
-        _stop_after(time_limit)
+        _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         name = f"{experiment}-{preset.value}"
 
@@ -444,7 +444,7 @@ def compare(
             _use(data)
             _print_plan(comparison.compared(specification, bases, seeds), storage)
             return
-        _stop_after(time_limit)
+        _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)

@@ -270,11 +270,12 @@ _SCOREBOARDS: Final = tuple(
 # Candidates for the next rule, on seeds that no scoreboard uses. Each is tuned like a peer.
 CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     *((peer, {}) for peer in ("adamw", "adamw+average", "schedule-free-adamw", "gpa-adamw", "muon", "muon+average")),
+    *((f"cprop-{base}+average", {}) for base in ("adamw", "muon")),
     # Telling parameters apart without slowing them down, and both at once.
     *(
         (f"cprop-{base}+average", {"cprop_measure": measure, flag: False})  # they need whole tensors
         for base, flag in zip(("adamw", "muon"), FLAGS, strict=True)
-        for measure in ("normal", "relative_2", "relative_3", "relative_5", "relative_3_slowing_half")
+        for measure in ("relative_2", "relative_3", "relative_5", "relative_3_slowing_half")
     ),
     # Averaging inside.
     *(("gpa-cprop", {"c": c}) for c in (1.0, 2.0, 4.0)),

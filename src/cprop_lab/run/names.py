@@ -184,20 +184,16 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     "cautious-adamw": Recipe(
         "Cautious AdamW", _betas(_from("cprop_lab.run.peers", "CautiousAdamW")), settings={**ADAM, **DECAY}
     ),
-    "muon": Recipe(
-        "Muon",
-        _betas(_from("cprop_lab.run.peers", "Muon")),
-        settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY},
-        guess=3e-3,
-        matrices=True,
-    ),
-    "muon-vs": Recipe(
-        "Muon-VS",
-        _betas(_from("cprop_lab.run.peers", "MuonVS")),
-        settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY},
-        guess=3e-3,
-        matrices=True,
-    ),
+    **{
+        title.lower(): Recipe(
+            title,
+            _betas(_from("cprop_lab.run.peers", name)),
+            settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY},
+            guess=3e-3,
+            matrices=True,
+        )
+        for title, name in (("Muon", "Muon"), ("Muon-VS", "MuonVS"))
+    },
     # The package preconditions up to 10,000 rows or columns: for Penn Treebank's 10,000 words that would be the
     # eigenvectors of a matrix of a hundred million elements.
     "soap": Recipe(
