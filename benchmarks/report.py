@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, gains
+from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, gains, summary
 from cprop_lab.output import pages
 from cprop_lab.output.tables import Table
 from cprop_lab.run.cost import Cost
@@ -378,6 +378,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "torch range": torch_range,
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
+    "scoreboard summary": summary.table,
 }
 
 
@@ -400,6 +401,7 @@ def main() -> None:
         print(f"{path.relative_to(ROOT)} is up to date")
     pages.draw_all(pages.kept(EVIDENCE).values(), IMAGES)
     gains.draw()
+    summary.draw()
     print(f"the figures in {IMAGES.relative_to(ROOT)} are up to date")
 
 

@@ -50,18 +50,37 @@ def test_cell_states_are_those_of_the_scoreboards_learning_rates():
     assert {run["name"] for run in report.results("cell_states")["runs"]} == set(cell_states.CASES)
 
 
+def board(workload):
+    """The rows of a scoreboard by name, and which of them ends lowest without knowing when the run ends."""
+    entries = scores(*KEPT[f"scoreboard-{workload}"])
+    unknowing = [entry for entry in entries if not entry.specification.optimizer_name.knows_horizon]
+    first = min(unknowing, key=lambda entry: statistics.fmean(entry.end()))
+    for entry in unknowing:
+        assert entry is first or difference(first.runs, entry.runs).counts, entry.name
+    return {entry.name: entry.runs for entry in entries}, first.name
+
+
 def test_the_scoreboards_conclusions_on_the_small_gpt():
-    entries = scores(*KEPT["scoreboard-ptb-gpt"])
-    rows = {entry.name: entry.runs for entry in entries}
-    ends = {entry.name: statistics.fmean(entry.end()) for entry in entries}
-    unknowing = [entry.name for entry in entries if not entry.specification.optimizer_name.knows_horizon]
-    first = min(unknowing, key=ends.get)
+    rows, first = board("ptb-gpt")
     assert first == "CProp(Muon), averaged"
-    for name in set(unknowing) - {first}:
-        assert difference(rows[first], rows[name]).counts, name
     cosine = difference(rows["Muon, cosine"], rows[first])
     assert f"{cosine.mean / cosine.error:.1f} standard errors" in (RESULTS / "scoreboard.md").read_text()
     assert not cosine.counts
+
+
+def test_the_scoreboards_conclusions_on_the_transformer_on_words():
+    rows, first = board("ptb-transformer")
+    assert first == "Schedule-Free AdamW"
+    assert difference(rows[first], rows["AdamW, cosine"]).counts
+    assert not difference(rows["CProp(Muon), averaged"], rows["AdamW"]).counts
+
+
+@pytest.mark.parametrize("workload", ["ptb-gpt", "ptb-transformer"])
+def test_cprop_lowers_muons_final_loss(workload):
+    rows, _ = board(workload)
+    lower = difference(rows["CProp(Muon)"], rows["Muon"])
+    assert lower.counts
+    assert lower.mean > 0
 
 
 def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import cost_model, gains, report
+from benchmarks import cost_model, gains, report, summary
 from PIL import Image
 
 import cprop
@@ -78,8 +78,9 @@ def test_the_cost_model_is_a_floor_and_of_the_right_size():
         assert 0.9 * predicted < measured < 2.0 * predicted, name
 
 
-def test_the_picture_of_the_gains_was_drawn_from_the_committed_runs():
+@pytest.mark.parametrize("drawn", [gains, summary])
+def test_pictures_over_several_experiments_were_drawn_from_the_committed_runs(drawn):
     """To mend it: ``python -m benchmarks.report``."""
-    with Image.open(gains.PICTURE) as picture:
-        assert picture.text[DRAWN_FROM] == gains.digest()
-    assert f"docs/images/results/{gains.PICTURE.name}" in README.read_text()
+    with Image.open(drawn.PICTURE) as picture:
+        assert picture.text[DRAWN_FROM] == drawn.digest()
+    assert f"docs/images/results/{drawn.PICTURE.name}" in README.read_text()

@@ -122,6 +122,13 @@ def test_losses_are_logarithmic_where_they_can_be(make):
     assert loss.get_yscale() == "linear"
 
 
+def test_a_line_that_fell_apart_leaves_room_for_the_others(make):
+    runs = make({specification("sgd"): [8, 4, 2, 2, 1], specification("adam"): [8, 4, 1e6, 1e6, 1e6]})
+    low, high = draws(figures.curves(runs)).axes[0].get_ylim()
+    assert 0.5 < low < 1
+    assert 8 < high < 10
+
+
 def test_panels_that_no_run_has_are_left_out(make):
     runs = make({specification("sgd", workload="ptb-lstm"): [8, 4, 2, 2, 1]}, metric="perplexity", metrics=[90] * 5)
     figure = figures.curves(runs)

@@ -166,6 +166,17 @@ def test_all_workloads_in_one_table_and_one_figure(store):
     assert len(lines.lines) == len([row for row in table.rows if row[0].strip("*") in profile.SHOWN])
 
 
+def test_a_perplexity_beyond_all_others_is_written_and_not_drawn(store):
+    ends = {"adam": 140.0, "adamw+cosine": 150.0, "sgd": 7e11}
+    runs = store.runs(
+        [write(store, specification(name), ADAM, metric="perplexity", metrics=[end] * 5) for name, end in ends.items()]
+    )
+    entries = scoreboard.score({run.specification.label: [run] for run in runs}, TARGETS)
+    beside = figures.scoreboard(entries).axes[-1]
+    assert [text.get_text() for text in beside.texts] == ["7.0e+11"]
+    assert beside.get_xlim()[1] < 200
+
+
 def test_the_order_is_that_of_the_scores(entries):
     assert entries[0].name == "CProp(Adam)"
     assert {entry.name for entry in entries[-2:]} == {"SGD", "CProp(SGD)"}

@@ -23,6 +23,8 @@ class Spread(NamedTuple):
 
 NOTHING: Final = "-"
 """Stands in tables where there is no number."""
+HUGE: Final = 1e7
+"""From here on, a mean is written with a power of ten."""
 
 
 # Student's t at 97.5 %, by degrees of freedom; beyond these, the normal distribution's is close enough.
@@ -79,6 +81,8 @@ def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING, digit
     Example:
         >>> shown([2934, 2951]), shown([2934, 2951], digits=3)
         ('2,942 ± 12', '2,940 ± 10')
+        >>> shown([1e9, 5e9])  # the perplexity of a run that fell apart
+        '3.0e+09 ± 2.8e+09'
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:
@@ -88,6 +92,8 @@ def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING, digit
         places = _places(mean, digits)
         parts = [mean, deviation] if deviation > 0 else [mean]
         return " ± ".join(f"{round(part, places):,.{max(0, places)}f}" for part in parts) + unit
+    if abs(mean) >= HUGE:
+        return " ± ".join(f"{part:.1e}" for part in ([mean, deviation] if deviation > 0 else [mean])) + unit
     if not deviation > 0:  # one seed, or all seeds alike
         text = f"{mean:,.{_decimals(mean, 4)}f}"
         return (text.rstrip("0").rstrip(".") if "." in text else text) + unit

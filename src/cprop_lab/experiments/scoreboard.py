@@ -122,13 +122,13 @@ class Scoreboard(Experiment):
         progress.phase("shorter runs of rows that know when they end", sum(one.iterations for one in timings))
         short = run_once(shorter)
         progress.phase("timing steps")
-        timed = run(timings)
+        timed = run_once(timings)
         return {
             **manifest,
             "runs": [one.run_id for one in (*runs.values(), *short.values())],
             "rows": _ids(tuned._rows(preset, lrs, runs)),
             "short": _ids(tuned._rows(preset, lrs, short)),
-            "timings": [one.run_id for one in timed],
+            "timings": [one.run_id for one in timed.values()],
         }
 
     def _select_decays(self, preset: Preset, lrs: Mapping[Variant, float], run: RunAll) -> dict[Variant, float | None]:

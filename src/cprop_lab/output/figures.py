@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from cprop_lab.analysis.curves import by_step, choose, final_loss, over_seeds
 from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, kin, metric, names, with_status
 from cprop_lab.analysis.pairs import Pair, outcome, pairs
 from cprop_lab.analysis.scoreboard import Entry, part_in_words, scores, to_the_loss_of
-from cprop_lab.analysis.spread import spread
+from cprop_lab.analysis.spread import as_measured, spread
 from cprop_lab.output.drawing import (
     COLOURS,
     NARROW,
@@ -42,7 +42,10 @@ from cprop_lab.store import Manifest, Run, measured
 __all__ = ["curves", "draw", "histogram", "learning_rates", "scoreboard", "times_to_target"]
 
 
-LOGARITHMIC: Final = ("train_loss", "test_loss", "perplexity", "lr")
+LOSSES: Final = ("train_loss", "test_loss", "perplexity")
+LOGARITHMIC: Final = (*LOSSES, "lr")
+FURTHEST: Final = 2.0
+"""Perplexities beyond so many times the middle row's are written, and not drawn."""
 
 
 def _over_seeds_words(runs: Sequence[Run], mean: str, deviation: str) -> str:
@@ -144,12 +147,14 @@ def _panel(axes: Axes, panel: str, lines: Mapping[str, Sequence[Run]], drawn: Ma
 
 def _limit(axes: Axes, column: str, shown: Sequence[tuple[int, float]]) -> None:
     """Set the range of values that is seen."""
-    values = [value for _, value in shown]
     if column in METRICS:
         # The first rise or fall is steep and the same for all; on its scale, later differences would vanish.
         begin = max(step for step, _ in shown) / 10
-        values = [value for step, value in shown if step >= begin]
-    low, high = min(values), max(values)
+        shown = [(step, value) for step, value in shown if step >= begin]
+    low, high = (of(value for _, value in shown) for of in (min, max))
+    if column in LOSSES and low > 0:
+        # A line that rises above where all began has fallen apart, and leaves the picture: the others need the room.
+        high = min(high, max(value for step, value in shown if step == min(shown)[0]))
     if column in LOGARITHMIC and low > 0:
         logarithmic(axes, "y", low / (high / low) ** 0.05 / 1.02, high * (high / low) ** 0.05 * 1.02)
         return
@@ -375,8 +380,13 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
         axes.set_xlabel(f"fraction of {Specification('', targets[0], lr=1.0).label}'s run")
         ticks(axes.xaxis, 5, plain)
     column = judged_by(entries[0].runs)
+    furthest = FURTHEST * median([value for entry in entries for value in entry.end(column)] or [math.inf])
     for row, entry in enumerate(entries):
         ends = entry.end(column)
+        if column == "perplexity" and ends and max(ends) > furthest:
+            where = beside.get_yaxis_transform()
+            beside.text(0.02, row, as_measured(ends, column), va="center", fontsize=8, color="0.3", transform=where)
+            continue
         beside.plot(ends, [row] * len(ends), "o", color=COLOURS[2], markerfacecolor="white", markersize=3)
         if ends:
             beside.plot(spread(ends).mean, row, "|", color=COLOURS[2], markersize=9, markeredgewidth=2)

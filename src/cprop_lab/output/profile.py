@@ -19,8 +19,8 @@ Boards = Mapping[str, Sequence[Entry]]
 """The rows of each workload, by the workload's name."""
 
 SHOWN: Final = (
-    *("AdamW", "CProp(AdamW)", "CProp(AdamW), averaged", "AdamW, cosine", "Schedule-Free AdamW"),
-    *("Muon", "CProp(Muon)", "AdEMAMix", "SOAP"),
+    *("AdamW", "CProp(AdamW)", "AdamW, cosine", "AdamW, averaged", "Schedule-Free AdamW"),
+    *("Muon", "CProp(Muon)", "Muon, cosine", "CProp(Muon), averaged"),
 )
 """Rows that have a line; all have a bar."""
 
