@@ -387,7 +387,7 @@ def filled(page: str) -> str:
 
     def section(match: re.Match[str]) -> str:
         kind, _, name = match[1].rpartition(" ")
-        of_experiment = {"evidence": pages.section, "details": pages.details, "brief": pages.brief}
+        of_experiment = {"evidence": pages.section, "details": pages.details}
         made = of_experiment[kind](experiment(name)) if kind in of_experiment else SECTIONS[match[1]]()
         return f"<!-- measured: {match[1]} -->\n{made}\n<!-- end -->"
 

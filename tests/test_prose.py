@@ -113,7 +113,7 @@ def ends(name):
 
 
 MEASURED = re.compile(
-    r"<!-- measured: (?:(?:evidence|details|brief) )?([\w -]+) -->\n(.*?)<!-- end -->", flags=re.DOTALL
+    r"<!-- measured: (?:(?:evidence|details) )?([\w -]+) -->\n(.*?)<!-- end -->", flags=re.DOTALL
 )
 
 

@@ -154,7 +154,8 @@ def _limit(axes: Axes, column: str, shown: Sequence[tuple[int, float]]) -> None:
     low, high = (of(value for _, value in shown) for of in (min, max))
     if column in LOSSES and low > 0:
         # A line that rises above where all began has fallen apart, and leaves the picture: the others need the room.
-        high = min(high, max(value for step, value in shown if step == min(shown)[0]))
+        first = min(step for step, _ in shown)
+        high = min(high, max(value for step, value in shown if step == first))
     if column in LOGARITHMIC and low > 0:
         logarithmic(axes, "y", low / (high / low) ** 0.05 / 1.02, high * (high / low) ** 0.05 * 1.02)
         return

@@ -28,7 +28,6 @@ from cprop_lab.store import Run, Store
 __all__ = [
     "DRAWN_FROM",
     "Kept",
-    "brief",
     "details",
     "digest",
     "draw_all",
@@ -149,11 +148,6 @@ def details(experiment: Kept) -> str:
         experiment,
         [*tuned, *SECOND, "time per step", *[EARLY] * _second_version(experiment), "final test loss"],
     )
-
-
-def brief(experiment: Kept) -> str:
-    """A scoreboard's most telling columns."""
-    return _board(experiment, [FIRST[0], "final training loss", METRIC])
 
 
 def _second_version(experiment: Kept) -> bool:
