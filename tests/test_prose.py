@@ -112,9 +112,7 @@ def ends(name):
     return Table([""], rows).markdown().splitlines()
 
 
-MEASURED = re.compile(
-    r"<!-- measured: (?:(?:evidence|details) )?([\w -]+) -->\n(.*?)<!-- end -->", flags=re.DOTALL
-)
+MEASURED = re.compile(r"<!-- measured: (?:(?:evidence|details) )?([\w -]+) -->\n(.*?)<!-- end -->", flags=re.DOTALL)
 
 
 def sections(path):
