@@ -100,4 +100,4 @@ def draw() -> None:
 
 def digest() -> str:
     """The data of the figure."""
-    return "-".join(pages.digest(pages.kept(EVIDENCE)[name])[:4] for name in EXPERIMENTS)
+    return pages.digest_of_several(pages.kept(EVIDENCE)[name] for name in EXPERIMENTS)

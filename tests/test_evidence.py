@@ -71,7 +71,8 @@ def test_the_scoreboards_conclusions_on_the_small_gpt():
 def test_the_scoreboards_conclusions_on_the_transformer_on_words():
     rows, first = board("ptb-transformer")
     assert first == "Schedule-Free AdamW"
-    assert difference(rows[first], rows["AdamW, cosine"]).counts
+    ties = [name for name, runs in rows.items() if name != first and not difference(rows[first], runs).counts]
+    assert ties == ["AdEMAMix"]  # its seeds lie too far apart
     assert not difference(rows["CProp(Muon), averaged"], rows["AdamW"]).counts
 
 

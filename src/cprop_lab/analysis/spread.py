@@ -88,12 +88,12 @@ def shown(values: Iterable[float], unit: str = "", nothing: str = NOTHING, digit
     if not values:
         return nothing
     mean, deviation, _ = spread(values)
+    parts = [mean, deviation] if deviation > 0 else [mean]
     if digits is not None:
         places = _places(mean, digits)
-        parts = [mean, deviation] if deviation > 0 else [mean]
         return " ± ".join(f"{round(part, places):,.{max(0, places)}f}" for part in parts) + unit
     if abs(mean) >= HUGE:
-        return " ± ".join(f"{part:.1e}" for part in ([mean, deviation] if deviation > 0 else [mean])) + unit
+        return " ± ".join(f"{part:.1e}" for part in parts) + unit
     if not deviation > 0:  # one seed, or all seeds alike
         text = f"{mean:,.{_decimals(mean, 4)}f}"
         return (text.rstrip("0").rstrip(".") if "." in text else text) + unit

@@ -30,6 +30,7 @@ __all__ = [
     "Kept",
     "details",
     "digest",
+    "digest_of_several",
     "draw_all",
     "equally_far",
     "kept",
@@ -235,6 +236,11 @@ def digest(experiment: Kept) -> str:
     """A digest of all numbers in a figure's runs."""
     parts = [(run.run_id, run.status, run.curves.to_pydict()) for run in (*experiment.runs, *experiment.timings)]
     return hashlib.sha256(json.dumps([experiment.about["kind"], parts]).encode()).hexdigest()[:16]
+
+
+def digest_of_several(experiments: Iterable[Kept]) -> str:
+    """A digest of a figure over several experiments."""
+    return "-".join(digest(experiment)[:4] for experiment in experiments)
 
 
 def draw_all(experiments: Iterable[Kept], folder: Path) -> None:
