@@ -12,7 +12,7 @@ from cprop_lab.models import AWDLSTM, GPT, WordTransformer, fully_connected
 from cprop_lab.run import optimizers
 from cprop_lab.run.averaging import GPAAdamW
 from cprop_lab.run.names import RECIPES
-from cprop_lab.run.peers import CautiousAdamW, Muon, MuonVS, groups, orthogonalize
+from cprop_lab.run.peers import QUINTIC, CautiousAdamW, Muon, MuonVS, groups, orthogonalize
 from cprop_lab.run.specification import Specification
 
 
@@ -91,6 +91,16 @@ def test_filters_are_rows_of_a_matrix():
     values = torch.linalg.svdvals(flat.detach() / (0.1 * 0.2 * math.sqrt(18)))
     assert values.min() > 0.5
     assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-3])  # with a small one, most singular values are far below the largest
+def test_orthogonalize_is_the_usual_iteration(noise):
+    matrix = torch.randn(20, 8) @ torch.randn(8, 50) + noise * torch.randn(20, 50)
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = QUINTIC[0] * x + (QUINTIC[1] * gram + QUINTIC[2] * gram @ gram) @ x
+    torch.testing.assert_close(orthogonalize(matrix), x.float(), rtol=0, atol=1e-4)
 
 
 def test_orthogonalize_takes_tall_and_wide_matrices():

