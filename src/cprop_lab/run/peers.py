@@ -222,7 +222,7 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
         g = p @ g @ p
         p = _quintic(g)
         product = p @ product
-    x = product @ x
+    x = torch.mm(product, x)
     return (x.T if tall else x).contiguous()
 
 
