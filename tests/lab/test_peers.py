@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+import cprop
 from cprop_lab.models import AWDLSTM, GPT, WordTransformer, fully_connected
 from cprop_lab.run import optimizers
-from cprop_lab.run.averaging import GPAAdamW
+from cprop_lab.run.averaging import GPA
 from cprop_lab.run.names import RECIPES
 from cprop_lab.run.peers import QUINTIC, CautiousAdamW, Muon, MuonVS, groups, orthogonalize
 from cprop_lab.run.specification import Specification
@@ -150,7 +151,7 @@ def test_gpa_is_its_papers_three_sequences():
     """Equations of the paper's section 3, with x, y and z all in memory."""
     generator = torch.Generator().manual_seed(0)
     p = nn.Parameter(torch.ones(5, dtype=torch.float64))
-    optimizer = GPAAdamW([p], lr=0.1, weight_decay=0.01, mu_x=0.9, mu_y=0.7)
+    optimizer = GPA([p], lr=0.1, weight_decay=0.01, mu_x=0.9, mu_y=0.7)
     x = z = torch.ones(5, dtype=torch.float64)
     m, v = torch.zeros(5), torch.zeros(5)
     for t in range(1, 30):
@@ -166,12 +167,36 @@ def test_gpa_is_its_papers_three_sequences():
         torch.testing.assert_close(p.detach(), x)
 
 
-def test_gpa_without_an_average_is_adamw():
+@pytest.mark.parametrize(
+    ("around", "settings"),
+    [
+        (lambda model: torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1), {"weight_decay": 0.1}),
+        (lambda model: Muon(groups(model), lr=0.02, betas=(0.9, 0.999), weight_decay=0.1), {"weight_decay": 0.1}),
+        (lambda model: cprop.CProp(Muon(groups(model), lr=0.02, betas=(0.9, 0.999))), {"c": 1.0}),
+    ],
+    ids=["AdamW", "Muon", "CProp around Muon"],
+)
+def test_gpa_without_an_average_is_the_optimizer_inside(around, settings):
     ours, theirs = two_layers(), two_layers()
-    expected = trained(theirs, torch.optim.AdamW(theirs.parameters(), lr=0.02, weight_decay=0.1))
-    found = trained(ours, GPAAdamW(ours.parameters(), lr=0.02, weight_decay=0.1, mu_x=0.0))
+    optimizer = around(theirs)
+    expected = trained(theirs, optimizer)
+    params = ours.parameters() if isinstance(optimizer, torch.optim.AdamW) else groups(ours)
+    found = trained(ours, GPA(params, lr=0.02, mu_x=0.0, **settings))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_window_of_all_steps_is_a_plain_mean():
+    p = nn.Parameter(torch.zeros(3))
+    optimizer = GPA([p], lr=0.1, window=1.0)
+    zs = []
+    for _ in range(10):
+        optimizer.train()
+        p.grad = torch.randn(3)
+        optimizer.step()
+        zs.append(optimizer.state[p]["z"].clone())
+    optimizer.eval()
+    torch.testing.assert_close(p.detach(), torch.stack(zs).mean(0))
 
 
 def build(optimizer, model, iterations=100, warmup=0, **settings):

@@ -268,8 +268,11 @@ _SCOREBOARDS: Final = tuple(
 )
 
 # Candidates for the next rule, on seeds that no scoreboard uses. Each is tuned like a peer.
+NINTH: Final[Mapping[str, Setting]] = {"window": 1 / 9}
+ALL: Final[Mapping[str, Setting]] = {"window": 1.0, "mu_y": 0.9}
 CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
-    *((peer, {}) for peer in ("adamw", "adamw+average", "schedule-free-adamw", "gpa-adamw", "muon", "muon+average")),
+    *((peer, {}) for peer in ("adamw", "adamw+average", "schedule-free-adamw", "gpa-adamw")),
+    *((peer, {}) for peer in ("muon", "muon+average", "muon+cosine")),
     *((f"cprop-{base}+average", {}) for base in ("adamw", "muon")),
     # Telling parameters apart without slowing them down, and both at once.
     *(
@@ -280,6 +283,13 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     # Averaging inside.
     *(("gpa-cprop", {"c": c}) for c in (1.0, 2.0, 4.0)),
     ("gpa-cprop", {"measure": "relative_3"}),
+    # Averaging inside and around Muon, over a ninth of the run so far or, as Schedule-Free does, all of it.
+    *(("gpa-muon", settings) for settings in ({}, NINTH, ALL)),
+    *(
+        ("gpa-cprop-muon", {**settings, **scale})
+        for settings in (NINTH, ALL)
+        for scale in ({}, {"measure": "relative_3"})
+    ),
     # Conformity inside Muon, before it orthogonalises.
     ("muon-vs+average", {}),
     ("cprop-muon-vs+average", {"cprop_measure": "relative_3", "cprop_fused": False}),

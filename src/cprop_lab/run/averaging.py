@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch.optim import Optimizer
 
 from cprop import conformity_scale
 from cprop_lab.run.measures import OWN
-from cprop_lab.run.peers import adam
+from cprop_lab.run.peers import muon
 
-__all__ = ["GPAAdamW", "GPACProp", "ScheduleFreeCProp"]
+__all__ = ["GPA", "ScheduleFreeCProp"]
 
 
 class PrimalAveraging(Optimizer):
@@ -80,24 +81,34 @@ class PrimalAveraging(Optimizer):
                     z.sub_(move, alpha=group["lr"])
 
 
-class GPAAdamW(PrimalAveraging):
-    r"""AdamW with Generalized Primal Averaging: Schedule-Free with an average of fixed length.
+class GPA(PrimalAveraging):
+    r"""AdamW or Muon with Generalized Primal Averaging, and if wanted CProp's scale on the base sequence.
 
     .. math::
-        d_t = \hat m_t / (\sqrt{\hat v_t} + \epsilon) + \lambda z_t, \qquad \mu = \mu_y, \qquad w_t = 1 - \mu_x
+        d_t = \hat s_t \, u_t + \lambda z_t, \qquad \mu = \mu_y, \qquad
+        w_t = \begin{cases} 1 - \mu_x \\ 1 / (f t + 1 - f) & \text{with a window that grows} \end{cases}
+
+    u is the update of the optimizer inside: Muon's for groups with ``orthogonal``, AdamW's for all others. A window
+    that grows covers the fraction f of the run so far, and weighs the weights at t in proportion to
+    :math:`t^{1/f - 1}`; all of it, f = 1, is Schedule-Free's average.
 
     Args:
         params: what it moves.
         lr: the learning rate.
         betas: of AdamW's averages.
         eps: added to the root.
+        momentum: of Muon's matrices.
         weight_decay: decoupled, of z.
         mu_x: how much of the average a step keeps; 0.9967 averages over about 300 steps.
         mu_y: the weight of the average where gradients are taken.
+        window: the fraction f, in place of ``mu_x``; 0 for none.
+        c: CProp's overconfidence; infinity for none of its scale.
+        beta: of CProp's statistics.
+        measure: of conformity, by name.
 
     Example:
         >>> w = torch.nn.Parameter(torch.ones(3))
-        >>> optimizer = GPAAdamW([w], lr=0.1, mu_x=0.0)
+        >>> optimizer = GPA([w], lr=0.1, mu_x=0.0)
         >>> w.sum().backward()
         >>> optimizer.step()
         >>> optimizer.eval()
@@ -114,69 +125,44 @@ class GPAAdamW(PrimalAveraging):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        momentum: float = 0.95,
         weight_decay: float = 0.0,
         mu_x: float = 0.9967,
         mu_y: float = 0.7,
+        window: float = 0.0,
+        c: float = math.inf,
+        beta: float = 0.999,
+        measure: str = "normal",
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, mu_x=mu_x, mu_y=mu_y)
+        inside = {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
+        average = {"mu_x": mu_x, "mu_y": mu_y, "window": window}
+        super().__init__(params, **inside, **average, c=c, beta=beta, measure=measure, orthogonal=False)
 
     def interpolation(self, group: dict[str, Any]) -> float:
         """As set."""
         return float(group["mu_y"])
 
     def newest(self, group: dict[str, Any], t: int) -> float:
-        """The same at every step: an exponential average."""
-        return 1 - float(group["mu_x"])
+        """The same at every step, an exponential average; or ever less."""
+        window: float = group["window"]
+        return 1 / (window * t + 1 - window) if window else 1 - float(group["mu_x"])
 
     def direction(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """AdamW's update."""
-        m, root = adam(g, state, group["betas"], group["eps"], state["t"])
-        return self.scaled(m.div_(root), g, state, group).add_(state["z"], alpha=group["weight_decay"])
+        """The update of the optimizer inside, scaled by CProp, and weight decay."""
+        update = muon(g, state, group)
+        if group["c"] < math.inf:
+            update *= self._scale(g, state, group)
+        return update.add_(state["z"], alpha=group["weight_decay"])
 
-    def scaled(self, update: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """Adam's part of the update, as it is."""
-        return update
-
-
-class GPACProp(GPAAdamW):
-    r"""AdamW with Generalized Primal Averaging and CProp's scale on its base sequence.
-
-    .. math::
-        d_t = \hat s_t \, \hat m_t / (\sqrt{\hat v_t} + \epsilon) + \lambda z_t
-
-    CProp shares AdamW's mean square, and has a mean of its own with the same beta.
-
-    Args:
-        params: what it moves.
-        c: CProp's overconfidence; infinity gives :class:`GPAAdamW`.
-        measure: of conformity, by name.
-        settings: those of :class:`GPAAdamW`.
-
-    Example:
-        >>> w = torch.nn.Parameter(torch.ones(3))
-        >>> optimizer = GPACProp([w], lr=0.1, mu_x=0.0)
-        >>> w.sum().backward()
-        >>> optimizer.step()
-        >>> optimizer.eval()
-        >>> w.detach()
-        tensor([0.9000, 0.9000, 0.9000])
-    """
-
-    def __init__(self, params: Any, c: float = 1.0, measure: str = "normal", **settings: Any) -> None:
-        super().__init__(params, **settings)
-        for group in self.param_groups:
-            group |= {"c": c, "measure": measure}
-
-    def scaled(self, update: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """Adam's part of the update, scaled by CProp."""
-        beta = group["betas"][1]
-        if "slow" not in state:
-            state["slow"] = torch.zeros_like(g)
-        state["slow"].lerp_(g, 1 - beta)
-        b = 1 - beta ** state["t"]
+    def _scale(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        if "mean" not in state:
+            state |= {"mean": torch.zeros_like(g), "square": torch.zeros_like(g)}
+        beta, b = group["beta"], 1 - group["beta"] ** state["t"]
+        state["mean"].lerp_(g, 1 - beta)
+        state["square"].lerp_(g * g, 1 - beta)
         measure = OWN.get(group["measure"], group["measure"])
-        scale = conformity_scale(state["slow"] / b, state["v"] / b, b / (1 - beta), c=group["c"], measure=measure)
-        return update.mul_(scale)
+        n = b / (1 - beta)
+        return conformity_scale(state["mean"] / b, state["square"] / b, n, c=group["c"], measure=measure)
 
 
 class ScheduleFreeCProp(PrimalAveraging):

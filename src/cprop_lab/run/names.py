@@ -118,6 +118,10 @@ FUSED: Final[Mapping[str, Setting]] = {"fused": True}
 DECAY: Final[Mapping[str, Setting]] = {"weight_decay": 0.0}
 
 
+GPA: Final = _betas(_from("cprop_lab.run.averaging", "GPA"))
+PRIMAL: Final[Mapping[str, Setting]] = {**ADAM, **DECAY, "mu_x": 0.9967, "mu_y": 0.7, "window": 0.0}
+
+
 # Settings of the paper's five: appendix B. The peers' are their authors' defaults; weight decay is off for all, as in
 # the paper, unless a run sets it.
 RECIPES: Final[Mapping[str, Recipe]] = {
@@ -163,18 +167,19 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         alone=True,
         scales="schedule-free-adamw",
     ),
-    "gpa-adamw": Recipe(
-        "GPA AdamW",
-        _betas(_from("cprop_lab.run.averaging", "GPAAdamW")),
-        settings={**ADAM, **DECAY, "mu_x": 0.9967, "mu_y": 0.7},
-        alone=True,
-    ),
+    "gpa-adamw": Recipe("GPA AdamW", GPA, settings=PRIMAL, alone=True),
     "gpa-cprop": Recipe(
-        "GPA CProp",
-        _betas(_from("cprop_lab.run.averaging", "GPACProp")),
-        settings={**ADAM, **DECAY, "mu_x": 0.9967, "mu_y": 0.7, "c": 1.0, "measure": "normal"},
+        "GPA CProp", GPA, settings={**PRIMAL, "c": 1.0, "measure": "normal"}, alone=True, scales="gpa-adamw"
+    ),
+    "gpa-muon": Recipe("GPA Muon", GPA, settings=PRIMAL, guess=3e-3, alone=True, matrices=True),
+    "gpa-cprop-muon": Recipe(
+        "GPA CProp Muon",
+        GPA,
+        settings={**PRIMAL, "c": 1.0, "measure": "normal"},
+        guess=3e-3,
         alone=True,
-        scales="gpa-adamw",
+        scales="gpa-muon",
+        matrices=True,
     ),
     "nadamw": Recipe(
         "NAdamW",

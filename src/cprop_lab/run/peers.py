@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["CautiousAdamW", "Muon", "MuonVS", "adam", "groups", "orthogonalize"]
+__all__ = ["CautiousAdamW", "Muon", "MuonVS", "adam", "groups", "muon", "orthogonalize"]
+
+Average = Callable[[Tensor, dict[str, Any], float], Tensor]
 
 TINY: Final = 1e-12
 QUINTIC: Final = (3.4445, -4.775, 2.0315)
@@ -31,6 +33,34 @@ def adam(g: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: floa
     m.lerp_(g, 1 - beta1)
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     return m / (1 - beta1**t), (v / (1 - beta2**t)).sqrt_().add_(eps)
+
+
+def nesterov(g: Tensor, state: dict[str, Any], mu: float) -> Tensor:
+    """Nesterov's momentum."""
+    if "b" not in state:
+        state["b"] = torch.zeros_like(g)
+    state["b"].lerp_(g, 1 - mu)
+    return g.lerp(state["b"], mu)
+
+
+def in_deviations(g: Tensor, state: dict[str, Any], mu: float) -> Tensor:
+    """Nesterov's momentum, bias-corrected, in standard deviations of the gradients."""
+    if "b" not in state:
+        state |= {"b": torch.zeros_like(g), "gamma": torch.zeros_like(g)}
+    apart = state["b"] - g
+    state["gamma"].mul_(mu).addcmul_(apart, apart, value=mu * (1 - mu))
+    b = state["b"].lerp_(g, 1 - mu) / (1 - mu ** state["t"])
+    deviation: Tensor = state["gamma"].sqrt().add_(TINY)
+    return g.lerp(b, mu) / deviation
+
+
+def muon(g: Tensor, state: dict[str, Any], group: dict[str, Any], averaged: Average = nesterov) -> Tensor:
+    """Muon's update of a group with ``orthogonal``, whose filters are the rows of a matrix; Adam's of any other."""
+    if not group["orthogonal"]:
+        m, root = adam(g, state, group["betas"], group["eps"], state["t"])
+        return m.div_(root)
+    matrix = averaged(g, state, group["momentum"]).flatten(1)
+    return orthogonalize(matrix).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(g)
 
 
 class Peer(Optimizer):
@@ -145,21 +175,11 @@ class Muon(Peer):
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "orthogonal": False})
 
+    averaged = staticmethod(nesterov)
+
     def direction(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """An orthogonal matrix, or Adam's update."""
-        if not group["orthogonal"]:
-            m, root = adam(g, state, group["betas"], group["eps"], state["t"])
-            return m.div_(root)
-        # The filters of a convolution are the rows of a matrix.
-        matrix = self.averaged(g, state, group["momentum"]).flatten(1)
-        return orthogonalize(matrix).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(g)
-
-    def averaged(self, g: Tensor, state: dict[str, Any], mu: float) -> Tensor:
-        """Nesterov's momentum: what is orthogonalised."""
-        if "b" not in state:
-            state["b"] = torch.zeros_like(g)
-        state["b"].lerp_(g, 1 - mu)
-        return g.lerp(state["b"], mu)
+        return muon(g, state, group, self.averaged)
 
 
 class MuonVS(Muon):
@@ -184,15 +204,7 @@ class MuonVS(Muon):
         Li et al., *Variance-Adaptive Muon*, 2026.
     """
 
-    def averaged(self, g: Tensor, state: dict[str, Any], mu: float) -> Tensor:
-        """The momentum in standard deviations."""
-        if "b" not in state:
-            state |= {"b": torch.zeros_like(g), "gamma": torch.zeros_like(g)}
-        apart = state["b"] - g
-        state["gamma"].mul_(mu).addcmul_(apart, apart, value=mu * (1 - mu))
-        b = state["b"].lerp_(g, 1 - mu) / (1 - mu ** state["t"])
-        deviation: Tensor = state["gamma"].sqrt().add_(TINY)
-        return g.lerp(b, mu) / deviation
+    averaged = staticmethod(in_deviations)
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
