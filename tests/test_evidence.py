@@ -76,12 +76,25 @@ def test_the_scoreboards_conclusions_on_the_transformer_on_words():
     assert not difference(rows["CProp(Muon), averaged"], rows["AdamW"]).counts
 
 
-@pytest.mark.parametrize("workload", ["ptb-gpt", "ptb-transformer"])
-def test_cprop_lowers_muons_final_loss(workload):
+def test_the_scoreboards_conclusions_on_fashion_mnist():
+    rows, first = board("fmnist-fc")
+    assert first == "Muon, averaged"
+    cosine = difference(rows[first], rows["Muon, cosine"])
+    assert cosine.counts
+    assert cosine.mean > 0
+    for after in (", averaged", ", cosine", ""):
+        gain = difference(rows[f"CProp(AdamW){after}"], rows[f"AdamW{after}"])
+        assert gain.counts
+        assert gain.mean > 0
+        assert difference(rows["Schedule-Free AdamW"], rows[f"CProp(AdamW){after}"]).mean > 0
+
+
+@pytest.mark.parametrize(("workload", "sign"), [("ptb-gpt", 1), ("ptb-transformer", 1), ("fmnist-fc", -1)])
+def test_where_cprop_lowers_muons_final_loss(workload, sign):
     rows, _ = board(workload)
     lower = difference(rows["CProp(Muon)"], rows["Muon"])
     assert lower.counts
-    assert lower.mean > 0
+    assert sign * lower.mean > 0
 
 
 def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed():
