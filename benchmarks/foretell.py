@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -86,8 +86,13 @@ SIGNS: Final = {
 
 def report() -> str:
     """What was seen, what CProp saved, and how the two are correlated."""
-    seen: dict[str, dict[str, float]] = json.loads(RESULTS.read_text())["seen"]
-    used = {name: fmean(pair.shares("iterations")) for name, pair in cases().items() if name in seen}
+    seen: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())["seen"]
+    used = {
+        name: median(pair.shares("iterations"))
+        for name, pair in cases().items()
+        # Not a pair that was committed later: what was seen belongs to one run.
+        if seen.get(name, {}).get("run") == pair.plain[0].run_id
+    }
     rows = [
         [name, *(f"{seen[name][sign]:.3g}" for sign in SIGNS), f"{part:.2f}" if math.isfinite(part) else "not reached"]
         for name, part in sorted(used.items(), key=lambda item: item[1])
@@ -125,7 +130,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.data:
         os.environ["CPROP_LAB_DATA"] = str(options.data.absolute())
-    found = {name: look(pair.plain[0].specification) for name, pair in track(cases().items(), "looking", len(cases()))}
+    found = {
+        name: {"run": pair.plain[0].run_id, **look(pair.plain[0].specification)}
+        for name, pair in track(cases().items(), "looking", len(cases()))
+    }
     RESULTS.write_text(json.dumps({"part": PART, "commit": commit(), "seen": found}, indent=2) + "\n")
 
 

@@ -32,6 +32,7 @@ WORDS: Final[Mapping[str, str]] = {
     "perplexity": "test perplexity",
     "mean_scale": "mean scale",
     "lr": "learning rate",
+    "weight_decay": "weight decay",
 }
 
 
