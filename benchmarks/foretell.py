@@ -80,31 +80,63 @@ SIGNS: Final = {
     "conformity": "mean conformity",
     "lost": "parameters lost in noise",
     "noise_to_batch": "noise scale / batch size",
+    "steps": "steps so far",
 }
-"""What may foretell the saving, and how the page calls it."""
+"""What may foretell the saving, and how the page calls it. The last is the control: it says nothing about gradients."""
+SAME: Final = "fmnist-cnn"
+"""A workload with several cases of the same length."""
+
+
+Case = dict[str, float]
+
+
+def seen() -> dict[str, Case]:
+    """By case, the signs, and how many iterations CProp takes as a part of the plain run's: the median over seeds."""
+    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())["seen"]
+    both = {}
+    for name, pair in cases().items():
+        run = pair.plain[0]
+        if found.get(name, {}).get("run") == run.run_id:  # not a pair that was committed later
+            steps = run.specification.iterations // PART
+            both[name] = {**found[name], "steps": steps, "part": median(pair.shares("iterations"))}
+    return dict(sorted(both.items(), key=lambda item: item[1]["part"]))
+
+
+def correlations(among: Sequence[Case]) -> dict[str, tuple[float, float, float]]:
+    """Of every sign that differs among the cases with what CProp takes; see :func:`correlation`."""
+    return {
+        sign: correlation([case[sign] for case in among], [case["part"] for case in among])
+        for sign in SIGNS
+        if len({case[sign] for case in among}) > 1
+    }
 
 
 def report() -> str:
     """What was seen, what CProp saved, and how the two are correlated."""
-    seen: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())["seen"]
-    used = {
-        name: median(pair.shares("iterations"))
-        for name, pair in cases().items()
-        # Not a pair that was committed later: what was seen belongs to one run.
-        if seen.get(name, {}).get("run") == pair.plain[0].run_id
-    }
+    by_name = seen()
+    alone = [case for name, case in by_name.items() if name.startswith(SAME)]
     rows = [
-        [name, *(f"{seen[name][sign]:.3g}" for sign in SIGNS), f"{part:.2f}" if math.isfinite(part) else "not reached"]
-        for name, part in sorted(used.items(), key=lambda item: item[1])
+        [name, *(_text(case[sign]) for sign in SIGNS), _text(case["part"], ".2f", "not reached")]
+        for name, case in by_name.items()
     ]
     table = Table(["plain Adam", *SIGNS.values(), "iterations with CProp"], rows).markdown()
-    said = "; ".join(
-        "{}: {:.2f} ({:.2f} to {:.2f})".format(
-            title, *correlation([seen[name][sign] for name in used], list(used.values()))
+    everywhere, there = (
+        "; ".join(
+            f"{SIGNS[sign]}: {found:.2f} ({low:.2f} to {high:.2f})"
+            for sign, (found, low, high) in correlations(among).items()
         )
-        for sign, title in SIGNS.items()
+        for among in (list(by_name.values()), alone)
     )
-    return f"{table}\n\nRank correlation with the iterations, and its 95 % interval: {said}."
+    return (
+        f"{table}\n\nRank correlation with the iterations, and its 95 % interval, over all {len(by_name)} cases: "
+        f"{everywhere}. Over the {len(alone)} of the convolutional network alone: {there}."
+    )
+
+
+def _text(value: float, form: str = ".3g", infinite: str = "no signal") -> str:
+    if not math.isfinite(value):
+        return infinite
+    return f"{value:,}" if isinstance(value, int) else f"{value:{form}}"
 
 
 def correlation(signs: Sequence[float], parts: Sequence[float]) -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, gains, summary
+from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, foretell, gains, summary
 from cprop_lab.output import pages
 from cprop_lab.output.tables import Table
 from cprop_lab.run.cost import Cost
@@ -379,6 +379,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
     "scoreboard summary": summary.table,
+    "foretell": foretell.report,
 }
 
 

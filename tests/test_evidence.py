@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, report
+from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, foretell, report
 from PIL import Image
 
 from cprop_lab.analysis.scoreboard import difference, scores
@@ -95,6 +95,15 @@ def test_where_cprop_lowers_muons_final_loss(workload, sign):
     lower = difference(rows["CProp(Muon)"], rows["Muon"])
     assert lower.counts
     assert sign * lower.mean > 0
+
+
+def test_no_sign_in_a_plain_run_foretells_more_than_its_length():
+    cases = foretell.seen()
+    over_all = foretell.correlations(list(cases.values()))
+    assert max(over_all, key=lambda sign: abs(over_all[sign][0])) == "steps"
+    alone = foretell.correlations([case for name, case in cases.items() if name.startswith(foretell.SAME)])
+    assert alone
+    assert all(low < 0 < high for _, low, high in alone.values())
 
 
 def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed():
