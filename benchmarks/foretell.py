@@ -162,11 +162,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.data:
         os.environ["CPROP_LAB_DATA"] = str(options.data.absolute())
+    at = commit()  # of the code that looks, whatever is committed meanwhile
     found = {
         name: {"run": pair.plain[0].run_id, **look(pair.plain[0].specification)}
         for name, pair in track(cases().items(), "looking", len(cases()))
     }
-    RESULTS.write_text(json.dumps({"part": PART, "commit": commit(), "seen": found}, indent=2) + "\n")
+    RESULTS.write_text(json.dumps({"part": PART, "commit": at, "seen": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
