@@ -127,11 +127,7 @@ def _why_not_timed(pair: Pair) -> str:
                 return f"{words} differ ({here[key]} and {there[key]})"
         shares = [float(run.get("cpu_share") or math.nan) for run in (here, there)]
         if max(shares) > BUSIER * min(shares):
-            loads = " and ".join(f"{run.get('load', math.nan):g}" for run in (here, there))
-            return (
-                f"one had more of the CPU than the other ({shares[0]:g} and {shares[1]:g} CPU seconds per second, at a "
-                f"load of {loads})"
-            )
+            return "one had more of the CPU than the other"  # said once, whatever the shares of each pair
     return ""
 
 
@@ -199,8 +195,9 @@ def _notes(pair: Pair) -> list[str]:
     if left_out := len(pair.plain) - learned:
         notes.append(f"{_counted(left_out, 'seed')} left out: the run without CProp did not learn.")
     if 0 < learned < ENOUGH_SEEDS:
+        tell = "cannot" if learned == 1 else "can hardly"
         notes.append(
-            f"{_counted(learned, 'seed')} cannot tell a difference from chance; use at least three (--seeds 3)."
+            f"{_counted(learned, 'seed')} {tell} tell a difference from chance; use at least three (--seeds 3)."
         )
     if why := _why_not_timed(pair):
         notes.append(f"no verdict on time: of the runs without and with CProp, {why}. Time them on one idle machine.")

@@ -420,7 +420,7 @@ def draw(
         titled: whether figures have a title, for use outside the page.
     """
     title = (
-        manifest["title"] + f" · {manifest['preset']}: shorter than the paper's" * bool(manifest["reduced"])
+        manifest["title"] + f" · {manifest['preset']}: shorter than the paper preset" * bool(manifest["reduced"])
     ) * titled
     found = {}
     if manifest["kind"] == "learning-rates" and runs:

@@ -104,7 +104,7 @@ def _provenance(manifest: Manifest, runs: Sequence[Run]) -> dict[str, str]:
 
     dates = sorted(str(run.provenance["finished"]) for run in runs if "finished" in run.provenance)
     return {
-        "preset": manifest["preset"] + " (shorter than the paper's)" * bool(manifest["reduced"]),
+        "preset": manifest["preset"] + " (shorter than the paper preset)" * bool(manifest["reduced"]),
         "learning rates": ", ".join(f"{name}: {lr:g}" for name, lr in manifest["learning_rates"].items()) or NOTHING,
         "seeds": _first([str(seed) for seed in sorted({run.specification.seed for run in runs})]) or NOTHING,
         "commit": made("commit"),

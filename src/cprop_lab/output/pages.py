@@ -219,7 +219,7 @@ def _made(experiment: Kept) -> str:
     kinds = ("windows" if judged_by([run]) == "perplexity" else "examples" for run in runs)
     looked_at = " or ".join(dict.fromkeys(kinds))  # images, or text
     precisions = ", ".join(sorted({run.specification.precision for run in runs}))
-    reduced = ": shorter than the paper's programme" * bool(about["reduced"])
+    reduced = ": shorter than the paper preset" * bool(about["reduced"])
     return (
         f"*`{about['command']}`; preset {about['preset']}{reduced}; "
         f"{numbers(lambda s: s.iterations)} iterations; seeds {numbers(lambda s: s.seed)}; evaluated on "
