@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import cprop
 from cprop.compiled import unavailable
 
-STEPS = 20
+STEPS = 8
 NAMES = (
     "CPropSGD-momentum=0.9-nesterov=True-weight_decay=0.1",
     "CPropAdam",

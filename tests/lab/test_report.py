@@ -241,7 +241,7 @@ def test_figures_of_their_own_are_titled_and_named(store):
     about = keep(store, pair(store))
     drawn = draw(about, store.runs(about["runs"]))
     assert list(drawn) == ["", "-times"]
-    assert {figure.get_suptitle() for figure in drawn.values()} == {
+    assert {" ".join(figure.get_suptitle().split()) for figure in drawn.values()} == {
         "Title of fmnist-fc · reduced: shorter than the paper preset"
     }
     rates = keep(store, [write(store, specification("sgd"), PLAIN)], name="rates", kind="learning-rates", reduced=False)

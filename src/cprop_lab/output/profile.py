@@ -19,8 +19,8 @@ Boards = Mapping[str, Sequence[Entry]]
 """The rows of each workload, by the workload's name."""
 
 SHOWN: Final = (
-    *("AdamW", "CProp(AdamW)", "AdamW, cosine", "AdamW, averaged", "Schedule-Free AdamW"),
-    *("Muon", "CProp(Muon)", "Muon, cosine", "CProp(Muon), averaged"),
+    *("AdamW", "CProp(AdamW)", "AdamW, cosine", "Schedule-Free AdamW"),
+    *("Muon", "CProp(Muon)", "Muon, averaged", "CProp(Muon), averaged"),
 )
 """Rows that have a line; all have a bar."""
 
@@ -60,7 +60,8 @@ def performance_profile(boards: Boards, title: str = "") -> Figure:
     ticks(axes.yaxis, 5, percent)
     entitle(figure, title)
     caption = f"bar: area under the line, up to {FURTHEST:g} times the fastest; bold: with CProp"
-    legend(figure, [Line2D([], [], label=row, **look) for row, look in drawn.items()], caption)
+    lines = [Line2D([], [], label=row, **look) for row, look in drawn.items()]
+    legend(figure, lines, caption, [line.get_color() for line in lines])
     return figure
 
 
