@@ -1,6 +1,7 @@
 """However the parameters are sharded, the numbers are those of one process, and a step does not communicate."""
 
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def loss(model, inputs, targets):
     return (model(inputs) - targets).square().mean()
 
 
+@cache
 def one_process(name, way, slices=1, dtype=torch.float32, width=13):
     """The reference: gradients of the slices of each batch, added up in the order of the slices."""
     model = network(dtype, width)
