@@ -293,6 +293,8 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     # Conformity inside Muon, before it orthogonalises.
     ("muon-vs+average", {}),
     ("cprop-muon-vs+average", {"cprop_measure": "relative_3", "cprop_fused": False}),
+    # Conformity of Muon's singular directions in place of elements.
+    *(("muon-snr+average", {"noise": noise}) for noise in (1.0, 2.0, 4.0)),
     # Less slowing by CProp's own settings, and a horizon that fits the run.
     ("cprop-muon+average", {"cprop_c": 2.0}),
     *(("cprop-muon+average", {"cprop_beta": beta}) for beta in (0.99, 0.997)),

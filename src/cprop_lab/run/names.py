@@ -193,11 +193,15 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         title.lower(): Recipe(
             title,
             _betas(_from("cprop_lab.run.peers", name)),
-            settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY},
+            settings={"momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, **DECAY, **more},
             guess=3e-3,
             matrices=True,
         )
-        for title, name in (("Muon", "Muon"), ("Muon-VS", "MuonVS"))
+        for title, name, more in (
+            ("Muon", "Muon", {}),
+            ("Muon-VS", "MuonVS", {}),
+            ("Muon-SNR", "MuonSNR", {"noise": 1.0}),
+        )
     },
     # The package preconditions up to 10,000 rows or columns: for Penn Treebank's 10,000 words that would be the
     # eigenvectors of a matrix of a hundred million elements.
