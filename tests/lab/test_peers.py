@@ -13,7 +13,7 @@ from cprop_lab.models import AWDLSTM, GPT, WordTransformer, fully_connected
 from cprop_lab.run import optimizers
 from cprop_lab.run.averaging import GPA
 from cprop_lab.run.names import RECIPES
-from cprop_lab.run.peers import QUINTIC, CautiousAdamW, Muon, MuonVS, groups, orthogonalize
+from cprop_lab.run.peers import QUINTIC, CautiousAdamW, Muon, MuonSNR, MuonVS, groups, orthogonalize
 from cprop_lab.run.specification import Specification
 
 
@@ -80,6 +80,47 @@ def test_muon_vs_is_its_papers():
     ahead = second + mu / (1 - mu) * m / (1 - mu**2)
     expected = 0.2 * math.sqrt(6) * orthogonalize(ahead / (gamma / (1 - mu**2)).sqrt())
     torch.testing.assert_close(before - p.detach(), expected)
+
+
+def test_noise_is_a_matrix_beside_the_other():
+    """The polar factor of [M, sqrt(D)] is (MM' + D)^(-1/2) [M, sqrt(D)]."""
+    generator = torch.Generator().manual_seed(0)
+    matrix, noise = torch.randn(4, 7, generator=generator), torch.rand(4, generator=generator)
+    beside = orthogonalize(torch.cat([matrix, torch.diag(noise.sqrt())], 1))
+    torch.testing.assert_close(orthogonalize(matrix, noise), beside[:, :7])
+    torch.testing.assert_close(orthogonalize(matrix.T, noise), beside[:, :7].T)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
+def test_muon_snr_estimates_the_noise_of_its_momentum(shape):
+    mu, kappa = 0.95, 2.0
+    p = nn.Parameter(torch.zeros(shape, dtype=torch.double))
+    optimizer = MuonSNR([{"params": [p], "orthogonal": True}], lr=1.0, noise=kappa)
+    seen = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    for p.grad in seen.unbind():
+        before = p.detach().clone()
+        optimizer.step()
+    seen = seen if shape[0] < shape[1] else seen.mT
+    weights = (1 - mu) * mu ** torch.arange(4.0, -1, -1, dtype=torch.double)
+    b = torch.einsum("t,tij->ij", weights, seen)
+    # The weighted variance of a gradient, times what is left of it in a long exponential mean.
+    spread = torch.einsum("t,tij->i", weights, (seen - b / weights.sum()).square())
+    noise = kappa**2 * weights.sum() * spread * (1 - mu) / (2 * mu)
+    expected = 0.2 * math.sqrt(6) * orthogonalize((1 - mu) * seen[-1] + mu * b, noise)
+    torch.testing.assert_close(before - p.detach(), expected if shape[0] < shape[1] else expected.mT)
+
+
+def test_muon_snr_without_noise_is_muon():
+    p, q = (nn.Parameter(torch.zeros(4, 6)) for _ in range(2))
+    for optimizer in (
+        MuonSNR([{"params": [p], "orthogonal": True}], lr=1.0),
+        Muon([{"params": [q], "orthogonal": True}], lr=1.0),
+    ):
+        (w,) = optimizer.param_groups[0]["params"]
+        for _ in range(5):
+            w.grad = torch.arange(24.0).view(4, 6).sin()  # the same at every step
+            optimizer.step()
+    torch.testing.assert_close(p, q, atol=1e-3, rtol=1e-3)
 
 
 def test_filters_are_rows_of_a_matrix():
