@@ -59,8 +59,13 @@ def muon(g: Tensor, state: dict[str, Any], group: dict[str, Any], averaged: Aver
     if not group["orthogonal"]:
         m, root = adam(g, state, group["betas"], group["eps"], state["t"])
         return m.div_(root)
-    matrix = averaged(g, state, group["momentum"]).flatten(1)
-    return orthogonalize(matrix).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(g)
+    return orthogonal_step(averaged(g, state, group["momentum"]))
+
+
+def orthogonal_step(momentum: Tensor, noise: Tensor | None = None) -> Tensor:
+    """An orthogonal matrix, of the size of AdamW's updates (Liu et al.)."""
+    matrix = momentum.flatten(1)
+    return orthogonalize(matrix, noise).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(momentum)
 
 
 class Peer(Optimizer):
@@ -253,10 +258,10 @@ class MuonSNR(Muon):
         if "q" not in state:
             state["q"] = matrix.new_zeros(min(matrix.shape))
         state["q"].lerp_(matrix.square().sum(longer), 1 - mu)
-        ahead = nesterov(g, state, mu).flatten(1)
+        ahead = nesterov(g, state, mu)
         spread = (1 - mu**t) * state["q"] - state["b"].flatten(1).square().sum(longer)
         noise = spread.clamp_(min=0).mul_(group["noise"] ** 2 * (1 - mu) / (2 * mu))
-        return orthogonalize(ahead, noise).mul_(0.2 * math.sqrt(max(matrix.shape))).view_as(g)
+        return orthogonal_step(ahead, noise)
 
 
 def orthogonalize(matrix: Tensor, noise: Tensor | None = None, steps: int = 5) -> Tensor:
