@@ -215,8 +215,8 @@ class MuonVS(Muon):
 class MuonSNR(Muon):
     r"""Muon that moves along each singular direction as far as the momentum stands out from its noise there.
 
-    CProp's question, asked of directions instead of elements: a direction whose singular value s is all noise, of size
-    e, gets :math:`s / \sqrt{s^2 + \kappa^2 e^2}` of Muon's step. One number per row estimates the noise.
+    CProp's question, asked of directions instead of elements: a direction with singular value s, in noise of size e,
+    gets :math:`s / \sqrt{s^2 + \kappa^2 e^2}` of Muon's step. One number per row estimates the noise.
 
     .. math::
         q &\leftarrow \mu q + (1 - \mu) \sum_j g_{\cdot j}^2 \\
@@ -224,8 +224,8 @@ class MuonSNR(Muon):
             \operatorname{diag} \Bigl( (1 - \mu^t)\, q - \sum_j b_{\cdot j}^2 \Bigr)_+ \\
         U &= (MM^\top + D)^{-1/2} M
 
-    where M is Muon's momentum, with its shorter side as rows, and D / kappa^2 the expected Gram matrix of its noise. At
-    the first step D is zero.
+    where M is Muon's momentum, with its shorter side as rows, and D / kappa^2 the expected Gram matrix of the noise in
+    b. At the first step D is zero.
 
     Args:
         params: groups, those with matrices marked by ``orthogonal``; see :func:`groups`.
