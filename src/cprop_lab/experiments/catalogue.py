@@ -288,7 +288,7 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     *(
         ("gpa-cprop-muon", {**settings, **scale})
         for settings in (NINTH, ALL)
-        for scale in ({}, {"measure": "relative_3"})
+        for scale in ({}, {"c": 4.0}, {"measure": "relative_3"}, {"measure": "layer_mean"})
     ),
     # Conformity inside Muon, before it orthogonalises.
     ("muon-vs+average", {}),
@@ -297,6 +297,7 @@ CANDIDATES: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     *(("muon-snr+average", {"noise": noise}) for noise in (1.0, 2.0, 4.0)),
     # Less slowing by CProp's own settings, and a horizon that fits the run.
     ("cprop-muon+average", {"cprop_c": 2.0}),
+    ("cprop-muon+average", {"cprop_measure": "layer_mean", "cprop_fused": False}),  # orthogonal steps stay orthogonal
     *(("cprop-muon+average", {"cprop_beta": beta}) for beta in (0.99, 0.997)),
     # The right count, and other shapes.
     *(("cprop-adamw+average", {"cprop_measure": measure}) for measure in ("exact_count", "wiener", "positive_part")),

@@ -39,7 +39,7 @@ from cprop_lab.run.evaluation import BINS, METRICS
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run, measured
 
-__all__ = ["curves", "draw", "histogram", "learning_rates", "scoreboard", "times_to_target"]
+__all__ = ["curves", "draw", "histogram", "learning_rates", "preset", "scoreboard", "times_to_target"]
 
 
 LOSSES: Final = ("train_loss", "test_loss", "perplexity")
@@ -408,6 +408,11 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
 # Which of them an experiment has.
 
 
+def preset(manifest: Manifest) -> str:
+    """An experiment's preset, and whether that is less than the paper's."""
+    return manifest["preset"] + ": shorter than the paper preset" * bool(manifest["reduced"])
+
+
 def draw(
     manifest: Manifest, runs: Sequence[Run], timings: Sequence[Run] = (), titled: bool = True
 ) -> dict[str, Figure]:
@@ -419,9 +424,7 @@ def draw(
         timings: a scoreboard's short runs.
         titled: whether figures have a title, for use outside the page.
     """
-    title = (
-        manifest["title"] + f" · {manifest['preset']}: shorter than the paper preset" * bool(manifest["reduced"])
-    ) * titled
+    title = (manifest["title"] + f" · {preset(manifest)}" * bool(manifest["reduced"])) * titled
     found = {}
     if manifest["kind"] == "learning-rates" and runs:
         found[""] = learning_rates(runs, title)

@@ -19,7 +19,7 @@ from cprop_lab.analysis.spread import NOTHING
 from cprop_lab.analysis.verdict import verdict
 from cprop_lab.output import tables
 from cprop_lab.output.drawing import to_svg
-from cprop_lab.output.figures import draw
+from cprop_lab.output.figures import draw, preset
 from cprop_lab.store import Manifest, Run, Store
 
 __all__ = ["write"]
@@ -69,6 +69,7 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
     return {
         "anchor": anchor,
         "manifest": manifest,
+        "preset": preset(manifest),
         "missing": len(missing),
         "first_missing": _first(missing),
         "figures": {suffix: _inline(figure, f"{anchor}{suffix}") for suffix, figure in drawn.items()},
@@ -104,7 +105,7 @@ def _provenance(manifest: Manifest, runs: Sequence[Run]) -> dict[str, str]:
 
     dates = sorted(str(run.provenance["finished"]) for run in runs if "finished" in run.provenance)
     return {
-        "preset": manifest["preset"] + " (shorter than the paper preset)" * bool(manifest["reduced"]),
+        "preset": preset(manifest),
         "learning rates": ", ".join(f"{name}: {lr:g}" for name, lr in manifest["learning_rates"].items()) or NOTHING,
         "seeds": _first([str(seed) for seed in sorted({run.specification.seed for run in runs})]) or NOTHING,
         "commit": made("commit"),

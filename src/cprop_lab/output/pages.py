@@ -19,7 +19,7 @@ from cprop_lab.analysis.pairs import outcome, pairs
 from cprop_lab.analysis.scoreboard import Entry, scores
 from cprop_lab.analysis.spread import as_measured, shown
 from cprop_lab.output.drawing import save
-from cprop_lab.output.figures import draw
+from cprop_lab.output.figures import draw, preset
 from cprop_lab.output.tables import Table, decay
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.specification import Specification
@@ -219,9 +219,8 @@ def _made(experiment: Kept) -> str:
     kinds = ("windows" if judged_by([run]) == "perplexity" else "examples" for run in runs)
     looked_at = " or ".join(dict.fromkeys(kinds))  # images, or text
     precisions = ", ".join(sorted({run.specification.precision for run in runs}))
-    reduced = ": shorter than the paper preset" * bool(about["reduced"])
     return (
-        f"*`{about['command']}`; preset {about['preset']}{reduced}; "
+        f"*`{about['command']}`; preset {preset(about)}; "
         f"{numbers(lambda s: s.iterations)} iterations; seeds {numbers(lambda s: s.seed)}; evaluated on "
         f"{numbers(lambda s: s.examples)} {looked_at}; {precisions}; "
         f"torch {all_of('torch')} on {all_of('device')}, threads per run: {all_of('threads')}; "
