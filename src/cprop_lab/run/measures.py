@@ -23,6 +23,7 @@ __all__ = [
     "positive_part",
     "root_of_s",
     "square_of_s",
+    "whole_layer",
     "wiener",
 ]
 
@@ -42,6 +43,18 @@ def layer_mean(moments: Moments) -> Tensor:
     """
     s = conformity(moments)
     return s.mean().expand_as(s)
+
+
+def whole_layer(moments: Moments) -> Tensor:
+    r"""CProp's scale of a whole tensor: is its mean gradient longer than noise would make it?
+
+    .. math::
+        z^2 = \sum_i \hat m_i^2 \Big/ \sum_i \sigma_i^2
+
+    A single element can hardly tell signal from noise in a thousand gradients; a tensor has thousands of elements.
+    """
+    rms = Moments(moments.m.square().mean().sqrt(), moments.v.mean(), moments.k)
+    return conformity(rms).expand_as(moments.m)
 
 
 def root_of_s(moments: Moments) -> Tensor:
@@ -115,7 +128,16 @@ class Relative:
 OWN: Final[Mapping[str, Measure]] = {
     **{
         measure.__name__: measure
-        for measure in (layer_mean, root_of_s, square_of_s, fourth_power_of_s, exact_count, wiener, positive_part)
+        for measure in (
+            layer_mean,
+            whole_layer,
+            root_of_s,
+            square_of_s,
+            fourth_power_of_s,
+            exact_count,
+            wiener,
+            positive_part,
+        )
     },
     **{f"relative_{bound:g}": Relative(bound) for bound in (2.0, 3.0, 5.0, 10.0)},
     "relative_3_slowing_half": Relative(3.0, slowing=0.5),
