@@ -25,7 +25,7 @@ BLOBS = Specification("tasks:Blobs", "cprop-adam", lr=1e-2, iterations=60, evalu
 
 
 ALL = [prefix + base for base, recipe in RECIPES.items() for prefix in ([""] if recipe.alone else ["", "cprop-"])]
-COMBINED = ["adamw+cosine", "cprop-adam+cosine+average", "sgd+ema", "cprop-muon+wsd", "gpa-adamw"]
+COMBINED = ["adamw+cosine", "cprop-adam+cosine+average", "sgd+ema", "cprop-muon+wsd", "gpa-adamw", "adamw+rsqrt"]
 SET = [
     ("cprop-adam", {"cprop_start": 20}),  # before the stop
     ("cprop-lion", {"cprop_start": 40}),  # and after it
@@ -239,12 +239,19 @@ def test_a_start_with_the_first_step_is_no_other_run():
     assert run_id(late) == run_id(usual) != run_id(BLOBS.replace(settings={"cprop_start": 1}))
 
 
-def test_a_layers_mean_is_the_same_for_all_of_its_parameters():
-    run = Training(eager(BLOBS.replace(settings={"cprop_measure": "layer_mean"})))
+@pytest.mark.parametrize("measure", ["layer_mean", "whole_layer"])
+def test_a_layers_scale_is_the_same_for_all_of_its_parameters(measure):
+    run = Training(eager(BLOBS.replace(settings={"cprop_measure": measure})))
     run.advance(20)
     scales = [scale for _, scale in run.optimizer.scales()]
     assert all(scale.unique().numel() == 1 and 0 < scale.flatten()[0] < 1 for scale in scales)
     assert len({scale.flatten()[0].item() for scale in scales}) > 1
+
+
+def test_a_whole_layer_is_as_certain_as_its_mean_gradient_is_long():
+    """By hand: means 3 and 4, variances 100 - 9 and 100 - 16 over n - 1 = 7, so z^2 = 25 / 25."""
+    moments = Moments.of(torch.tensor([3.0, -4.0]), torch.full((2,), 100.0), n=8.0, eps=0.0)
+    torch.testing.assert_close(measures.OWN["whole_layer"](moments), torch.full((2,), math.erf(math.sqrt(0.5))))
 
 
 @pytest.mark.parametrize(("measure", "power"), [("root_of_s", 0.5), ("square_of_s", 2), ("fourth_power_of_s", 4)])

@@ -239,7 +239,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
-SCHEDULES: Final[Mapping[str, str]] = {"cosine": "cosine", "wsd": "stable, then decay"}
+SCHEDULES: Final[Mapping[str, str]] = {"cosine": "cosine", "wsd": "stable, then decay", "rsqrt": "inverse square root"}
 """What may decay the learning rate, and what figures call it; see ``optimizers.factor``."""
 
 AVERAGES: Final[Mapping[str, str]] = {"ema": "averaged", "average": "averaged"}
@@ -273,7 +273,7 @@ class OptimizerName:
     @cached_property
     def knows_horizon(self) -> bool:
         """Whether its steps depend on how long the run will be."""
-        return bool(self.schedule or self.recipe.horizon)
+        return self.schedule in ("cosine", "wsd") or bool(self.recipe.horizon)
 
 
 @cache
@@ -292,7 +292,7 @@ def parse(name: str) -> OptimizerName:
     if match is None or match[2] not in RECIPES:
         raise ValueError(
             f"unknown optimizer {name!r}: choose one of {', '.join(RECIPES)}, optionally with cprop- before it, and "
-            "after it +cosine or +wsd for a schedule and +average for averaged weights"
+            "after it +cosine, +wsd or +rsqrt for a schedule and +average for averaged weights"
         )
     if match[1] and RECIPES[match[2]].alone:
         raise ValueError(

@@ -29,6 +29,9 @@ POWER: Final = 8
 STABLE: Final = 0.8
 """The part of the run after which ``+wsd`` decays."""
 
+HORIZON: Final = 1_000
+"""Steps after which ``+rsqrt`` decays: those that CProp's statistics look back by default, so that neither is tuned."""
+
 
 class LateStart(LRScheduler):
     """CProp only observes the first steps and scales after them: until then its ``c`` is infinite, a scale of one.
@@ -60,6 +63,8 @@ def factor(step: int, iterations: int, warmup: int = 0, schedule: str = "") -> f
         [1.0, 1.0, 0.5, 0.0]
         >>> [round(factor(step, 100, schedule="cosine"), 2) for step in (0, 50, 100)]
         [1.0, 0.5, 0.0]
+        >>> [factor(step, 100, schedule="rsqrt") for step in (0, 3_000, 8_000)]  # however long the run will be
+        [1.0, 0.5, 0.3333333333333333]
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -67,6 +72,8 @@ def factor(step: int, iterations: int, warmup: int = 0, schedule: str = "") -> f
         return (1 + math.cos(math.pi * (step - warmup) / max(1, iterations - warmup))) / 2
     if schedule == "wsd":
         return min(1.0, (iterations - step) / (iterations * (1 - STABLE)))
+    if schedule == "rsqrt":
+        return 1 / math.sqrt(1 + (step - warmup) / HORIZON)
     return 1.0
 
 
