@@ -410,7 +410,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
 
 def preset(manifest: Manifest) -> str:
     """An experiment's preset, and whether that is less than the paper's."""
-    return manifest["preset"] + ": shorter than the paper preset" * bool(manifest["reduced"])
+    return f"{manifest['preset']}{': shorter than the paper preset' * bool(manifest['reduced'])}"
 
 
 def draw(
