@@ -52,6 +52,7 @@ def whole_layer(moments: Moments) -> Tensor:
         z^2 = \sum_i \hat m_i^2 \Big/ \sum_i \sigma_i^2
 
     A single element can hardly tell signal from noise in a thousand gradients; a tensor has thousands of elements.
+    It needs whole tensors too.
     """
     rms = Moments(moments.m.square().mean().sqrt(), moments.v.mean(), moments.k)
     return conformity(rms).expand_as(moments.m)
