@@ -234,6 +234,16 @@ def test_a_late_start_is_the_optimizer_without_cprop_until_there(base):
     assert not any(torch.allclose(ours, theirs, rtol=1e-4) for ours, theirs in moved)
 
 
+def test_which_rows_know_when_the_run_ends():
+    """They are run anew at a quarter of the length; the others are read off their curves."""
+    names = ("adamw", "adamw+cosine", "adamw+wsd", "adamw+rsqrt", "cprop-adamw+rsqrt+average", "ademamix")
+    assert [name for name in names if BLOBS.replace(optimizer=name).optimizer_name.knows_horizon] == [
+        "adamw+cosine",
+        "adamw+wsd",
+        "ademamix",
+    ]
+
+
 def test_a_start_with_the_first_step_is_no_other_run():
     late, usual = (BLOBS.replace(settings=settings) for settings in ({"cprop_start": 0}, {}))
     assert run_id(late) == run_id(usual) != run_id(BLOBS.replace(settings={"cprop_start": 1}))

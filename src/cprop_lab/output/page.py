@@ -69,7 +69,6 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
     return {
         "anchor": anchor,
         "manifest": manifest,
-        "preset": preset(manifest),
         "missing": len(missing),
         "first_missing": _first(missing),
         "figures": {suffix: _inline(figure, f"{anchor}{suffix}") for suffix, figure in drawn.items()},
