@@ -6,7 +6,7 @@ import pytest
 from test_learning_rate import Phases
 
 from cprop_lab.engine.engine import Engine
-from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant
+from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant, scoreboard
 from cprop_lab.experiments.presets import Length
 from cprop_lab.experiments.rates import PAPER, rate
 from cprop_lab.output.figures import draw
@@ -27,7 +27,18 @@ def test_all_are_there():
     scoreboards = [f"scoreboard-{board}" for board in (*boards, "ptb-gpt", "ptb-gpt-batch-4")]
     beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
     candidates = [f"candidates-{workload}" for workload in ("fmnist-fc", "fmnist-cnn", "ptb-gpt")]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *candidates]
+    finalists = [f"finalists-{board}" for board in (*boards[:4], "ptb-gpt")]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *candidates, *finalists]
+
+
+def test_finalists_run_beside_the_scoreboards_rows_and_are_tuned_like_them():
+    for name, experiment in EXPERIMENTS.items():
+        if name.startswith("finalists-"):
+            board = EXPERIMENTS[name.replace("finalists", "scoreboard")]
+            finalists = [variant for variant in experiment.variants if variant not in board.variants]
+            assert {variant.optimizer for variant in experiment.variants} >= set(scoreboard.TARGETS)
+            assert 0 < len(finalists) < len(experiment.variants)
+            assert all(variant.own_rate for variant in finalists)
 
 
 def test_candidates_have_seeds_that_no_scoreboard_uses():

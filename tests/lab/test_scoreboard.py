@@ -139,6 +139,33 @@ def test_a_row_with_cprop_is_compared_with_the_one_without(store):
     }
 
 
+def test_a_row_with_a_rate_of_its_own_is_compared_with_one_that_has_it_too(store):
+    losses = {"adam": flat(1.0, 1.0), "adamw+cosine": flat(1.0, 1.0), "cprop-adam": flat(0.5, 0.5)}
+    rows, targets, timings = keep(store, losses, {})
+    rows["CProp(Adam), own rate"] = rows["CProp(Adam)"]
+
+    def gains():
+        entries = scoreboard.score(rows, targets, timings)
+        return [str(scoreboard.gain(entry, entries)) for entry in entries if "CProp" in entry.name]
+
+    assert gains() == ["0.5 lower", "0.5 lower"]
+    better = [write(store, specification("adam", seed, lr=0.3), own) for seed, own in enumerate(flat(0.7, 0.7))]
+    rows["Adam, own rate"] = store.runs(better)
+    assert sorted(gains()) == ["0.2 lower", "0.5 lower"]
+
+
+def test_a_measure_is_a_row_of_its_own_and_is_timed_by_itself(store):
+    settings = {"cprop_measure": "layer_mean", "fused": False}
+    rows, targets, timings = keep(store, {"adam": [ADAM], "adamw+cosine": [COSINE]}, {"adam": 0.01, "cprop-adam": 0.02})
+    layer = specification("cprop-adam", settings=settings)
+    slow = write(store, protocol.timing(layer, 20), [3.0] * 5, step_seconds=0.04)
+    for run in (specification("cprop-adam"), layer):
+        rows[run.label] = store.runs([write(store, run, FAST)])
+    costs = {entry.name: entry.cost for entry in scoreboard.score(rows, targets, [*timings, *store.runs([slow])])}
+    assert costs["CProp(Adam)"] == pytest.approx(2)
+    assert costs["Layer mean(Adam)"] == pytest.approx(4)
+
+
 def test_the_profile_is_a_multiple_of_the_fastest(entries):
     found = scoreboard.profile([entries, entries], target=1)
     assert found["CProp(Adam)"] == [1.0, 1.0]

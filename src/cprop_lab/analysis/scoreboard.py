@@ -20,6 +20,7 @@ from cprop_lab.store import Manifest, Run
 __all__ = [
     "FURTHEST",
     "HORIZON",
+    "OF_ITS_OWN",
     "Difference",
     "Entry",
     "benchmark_score",
@@ -39,6 +40,9 @@ FURTHEST: Final = 4.0
 COUNTS: Final = 3.0
 """A difference counts if it is more than this many times its standard error."""
 
+OF_ITS_OWN: Final = ", own rate"
+"""Ends the name of a row that is tuned by itself where another row takes what was tuned for the optimizer inside."""
+
 HORIZON: Final = 4
 """Results are also shown for runs this many times shorter, and the runs that tune a row are that short."""
 
@@ -50,7 +54,7 @@ def to_the_loss_of(optimizer: str) -> str:
         >>> to_the_loss_of("adamw"), to_the_loss_of("adamw+cosine")
         ("to AdamW's final loss", 'to the final loss of AdamW with cosine decay')
     """
-    label, _, schedule = Specification("", optimizer, lr=1.0).label.partition(", ")
+    label, _, schedule = _label(optimizer).partition(", ")
     return f"to the final loss of {label} with {schedule} decay" if schedule else f"to {label}'s final loss"
 
 
@@ -114,9 +118,9 @@ def score(
     goals = [_losses(rows.values(), target) for target in targets]
     seconds: dict[str, float] = {}
     for run in timings:
-        found = seconds.get(run.specification.optimizer, math.inf)
-        seconds[run.specification.optimizer] = min(found, undisturbed_seconds_per_step(run))
-    baseline = seconds.get(targets[0], math.nan)
+        found = seconds.get(run.specification.label, math.inf)
+        seconds[run.specification.label] = min(found, undisturbed_seconds_per_step(run))
+    baseline = seconds.get(_label(targets[0]), math.nan)
     entries = [
         Entry(
             name,
@@ -125,7 +129,7 @@ def score(
             targets,
             # A row may have more seeds than the target's optimizer.
             [[_part(run, goal[seed]) for run in own if (seed := run.specification.seed) in goal] for goal in goals],
-            seconds.get(own[0].specification.optimizer, math.nan) / baseline,
+            seconds.get(own[0].specification.label, math.nan) / baseline,
         )
         for name, runs in rows.items()
         for own in [sorted(runs, key=lambda run: run.specification.seed)]
@@ -187,12 +191,14 @@ def difference(row: Sequence[Run], other: Sequence[Run]) -> Difference:
 
 
 def gain(entry: Entry, entries: Iterable[Entry]) -> Difference | None:
-    """How much lower CProp's row ends than the same optimizer without it; None for rows without CProp."""
+    """How much lower CProp's row ends than the same optimizer without it; None for rows without CProp.
+
+    A row with a rate of its own is compared with one that has too, if there is one.
+    """
     name = entry.specification.optimizer_name
-    for other in entries:
-        if name.cprop and other.specification.optimizer == name.plain:
-            return difference(entry.runs, other.runs)
-    return None
+    plain = [other for other in entries if name.cprop and other.specification.optimizer == name.plain]
+    alike = [other for other in plain if other.name.endswith(OF_ITS_OWN) == entry.name.endswith(OF_ITS_OWN)]
+    return next((difference(entry.runs, other.runs) for other in (*alike, *plain)), None)
 
 
 def profile(boards: Sequence[Sequence[Entry]], target: int = 0) -> dict[str, list[float]]:
@@ -231,6 +237,10 @@ def part_in_words(entry: Entry, target: int, of: str = "iterations") -> str:
     if reached == len(parts):
         return f"{part:.2f}"
     return f"{part:.2f} ({some})" if math.isfinite(part) else some
+
+
+def _label(optimizer: str) -> str:
+    return Specification("", optimizer, lr=1.0).label
 
 
 def _losses(rows: Iterable[Sequence[Run]], target: str) -> dict[int, float]:

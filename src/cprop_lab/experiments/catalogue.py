@@ -247,24 +247,27 @@ _SELECTIONS: Final = tuple(
     for figure, (workload, chosen) in zip((15, 16, 17, 18, 19, 20, 21, 21), rates.PAPER.items(), strict=True)
 )
 
+WORKLOADS: Final[Sequence[tuple[str, str, int]]] = (
+    ("fmnist-fc", "Fashion-MNIST, fully-connected network", 32),
+    ("fmnist-cnn", "Fashion-MNIST, convolutional network", 32),
+    ("ptb-lstm-small", "Penn Treebank, small LSTM", 16),
+    ("ptb-transformer", "Penn Treebank, transformer on words", 16),
+    ("ptb-gpt", "Penn Treebank, transformer on characters", 16),
+)
+"""The scoreboard's, with their titles and batch sizes."""
+
 _SCOREBOARDS: Final = tuple(
     Scoreboard(
-        f"scoreboard-{workload}" + f"-batch-{size}" * (optimizers is scoreboard.TELLING),
-        f"Scoreboard: {title}",
+        f"scoreboard-{workload}" + f"-batch-{size}" * (size != batch_size),
+        f"Scoreboard: {title}" + f", batch size {size}" * (size != batch_size),
         "beyond the paper",
         "No claim of the paper: CProp among the optimizers of today, under rules written down before the runs.",
         scoreboard.rows(workload, optimizers, size),
         kind="scoreboard",
     )
-    for workload, title, optimizers, size in (
-        ("fmnist-fc", "Fashion-MNIST, fully-connected network", scoreboard.OPTIMIZERS, 32),
-        ("fmnist-cnn", "Fashion-MNIST, convolutional network", scoreboard.OPTIMIZERS, 32),
-        ("ptb-lstm-small", "Penn Treebank, small LSTM", scoreboard.OPTIMIZERS, 16),
-        ("ptb-transformer", "Penn Treebank, transformer on words", scoreboard.OPTIMIZERS, 16),
-        ("ptb-transformer", "Penn Treebank, transformer on words, batch size 4", scoreboard.TELLING, 4),
-        ("ptb-gpt", "Penn Treebank, transformer on characters", scoreboard.OPTIMIZERS, 16),
-        ("ptb-gpt", "Penn Treebank, transformer on characters, batch size 4", scoreboard.TELLING, 4),
-    )
+    for workload, title, batch_size in WORKLOADS
+    for optimizers, size in [(scoreboard.OPTIMIZERS, batch_size), (scoreboard.TELLING, 4)]
+    if size == batch_size or workload in ("ptb-transformer", "ptb-gpt")
 )
 
 # Candidates for the next rule, on seeds that no scoreboard uses. Each is tuned like a peer.
@@ -316,6 +319,31 @@ _CANDIDATES: Final = tuple(
     for workload, size in (("fmnist-fc", 32), ("fmnist-cnn", 32), ("ptb-gpt", 16))
 )
 
+# Written down before they were run on the scoreboard's seeds, and run once, under its rules, beside the best peers.
+PEERS: Final = ("adamw", "adamw+cosine", "schedule-free-adamw", "muon+average", "muon+cosine")
+FINALISTS: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
+    # One scale for each layer: an orthogonal step stays orthogonal.
+    ("cprop-muon+average", {"cprop_measure": "layer_mean", "cprop_fused": False}),
+    # Controls: slowing down without asking the gradients, and tuning the averaged weights of a peer.
+    ("muon+rsqrt+average", {}),
+    ("muon+average", {}),
+)
+
+_FINALISTS: Final = tuple(
+    Scoreboard(
+        f"finalists-{workload}",
+        f"Finalists for the next rule: {title}",
+        "beyond the paper",
+        "No claim of the paper: is there a rule that is ahead of today's best optimizers?",
+        [
+            *scoreboard.rows(workload, PEERS, size),
+            *(Variant(workload, optimizer, size, settings, own_rate=True) for optimizer, settings in FINALISTS),
+        ],
+        kind="scoreboard",
+    )
+    for workload, title, size in WORKLOADS
+)
+
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
-    e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS, *_CANDIDATES)
+    e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS, *_CANDIDATES, *_FINALISTS)
 }

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from cprop_lab.analysis.curves import choose, final_loss
-from cprop_lab.analysis.scoreboard import HORIZON, undecided
+from cprop_lab.analysis.scoreboard import HORIZON, OF_ITS_OWN, undecided
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments.experiment import Experiment, RunAll, Variant
 from cprop_lab.experiments.presets import Preset
@@ -199,8 +199,8 @@ class Scoreboard(Experiment):
 
 def _title(variant: Variant) -> str:
     """A row's name, the same on every workload."""
-    label = Specification(variant.workload, variant.optimizer, lr=1.0).label
-    return label + ", own rate" * variant.own_rate
+    label = Specification(variant.workload, variant.optimizer, lr=1.0, settings=variant.settings).label
+    return label + OF_ITS_OWN * variant.own_rate
 
 
 def _decayed(variant: Variant, decay: float | None) -> Variant:
