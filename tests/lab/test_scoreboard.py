@@ -163,7 +163,7 @@ def test_a_measure_is_a_row_of_its_own_and_is_timed_by_itself(store):
         rows[run.label] = store.runs([write(store, run, FAST)])
     costs = {entry.name: entry.cost for entry in scoreboard.score(rows, targets, [*timings, *store.runs([slow])])}
     assert costs["CProp(Adam)"] == pytest.approx(2)
-    assert costs["Layer mean(Adam)"] == pytest.approx(4)
+    assert costs["CProp(Adam), layer mean"] == pytest.approx(4)
 
 
 def test_the_profile_is_a_multiple_of_the_fastest(entries):

@@ -163,9 +163,8 @@ def _board(experiment: Kept, columns: Iterable[str]) -> str:
 
     def cells(entry: Entry) -> dict[str, str]:
         both = [scoreboard.part_in_words(entry, target, of) for target in (0, 1) for of in ("iterations", "seconds")]
-        scaled = entry.specification.optimizer_name.cprop or "CProp" in entry.name
         return {
-            "optimizer": f"**{entry.name}**" if scaled else entry.name,
+            "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
             "learning rate": f"{entry.specification.lr:g}",
             "weight decay": decay(entry),
             **dict(zip((*FIRST, *SECOND), both, strict=True)),

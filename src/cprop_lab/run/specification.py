@@ -34,6 +34,10 @@ Precision = Literal["float32", "bfloat16"]
 NUMERICS: Final = 2
 
 
+TUNED: Final = ("weight_decay", "final_lr", *FLAGS)
+"""Settings that are not part of an optimizer's name: they are selected, or change nothing but the time of a step."""
+
+
 def _frozen(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
     return MappingProxyType(dict(sorted(settings.items())))
 
@@ -189,18 +193,22 @@ class Specification:
 
     @cached_property
     def label(self) -> str:
-        """Its optimizer, with the settings of CProp that differ from the defaults.
+        """Its optimizer, with the settings that differ from the defaults, but for those that are tuned.
 
         Example:
             >>> Specification("fmnist-fc", "cprop-adam+average", lr=1e-3, settings={"cprop_c": 3.0}).label
             'CProp(Adam), c = 3, averaged'
+            >>> Specification("ptb-gpt", "muon", lr=1e-3, settings={"beta2": 0.999, "weight_decay": 0.1}).label
+            'Muon, beta2 = 0.999'
         """
         name = self.optimizer_name
         text = f"CProp({name.recipe.title})" if name.cprop else name.recipe.title
         measure = str(self.settings.get("cprop_measure", "normal"))
-        if measure != "normal":
-            text = text.replace("CProp", measure.replace("_", " ").capitalize())
-        turned = (f", {KNOBS[key]} = {value:g}" for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key])
+        text += f", {measure.replace('_', ' ')}" * (measure != "normal")
+        inner = {key: self.settings.get(key, default) for key, default in name.recipe.settings.items()}
+        changed = {KNOBS[key]: value for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key]}
+        changed |= {key: v for key, v in inner.items() if key not in TUNED and v != name.recipe.settings[key]}
+        turned = (f", {key} = {v:g}" if isinstance(v, float) else f", {key} {v}" for key, v in changed.items())
         after = (SCHEDULES.get(name.schedule), AVERAGES.get(name.average))
         return text + "".join(turned) + "".join(f", {part}" for part in after if part)
 
