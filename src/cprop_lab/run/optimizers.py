@@ -96,7 +96,7 @@ def build(specification: Specification, model: nn.Module, warmup: int = 0) -> tu
         settings[recipe.horizon] = settings[recipe.horizon] or specification.iterations
     if recipe.warmup:
         settings[recipe.warmup], warmup = settings[recipe.warmup] or warmup, 0
-    params = peers.groups(model) if recipe.matrices else [{"params": list(model.parameters())}]
+    params: list[dict[str, Any]] = peers.groups(model) if recipe.matrices else [{"params": [*model.parameters()]}]
     if of_cprop.get("cprop_measure") == measures.HIDDEN_MEAN:
         of_cprop["cprop_measure"] = "normal"
         for group in params:

@@ -205,9 +205,10 @@ class Specification:
         text = f"CProp({name.recipe.title})" if name.cprop else name.recipe.title
         measure = str(self.settings.get("cprop_measure", "normal"))
         text += f", {measure.replace('_', ' ')}" * (measure != "normal")
-        inner = {key: self.settings.get(key, default) for key, default in name.recipe.settings.items()}
-        changed = {KNOBS[key]: value for key, value in self.knobs.items() if value != CPROP_DEFAULTS[key]}
-        changed |= {key: v for key, v in inner.items() if key not in TUNED and v != name.recipe.settings[key]}
+        changed: dict[str, Setting] = {KNOBS[key]: v for key, v in self.knobs.items() if v != CPROP_DEFAULTS[key]}
+        for key, default in name.recipe.settings.items():
+            if key not in TUNED and self.settings.get(key, default) != default:
+                changed[key] = self.settings[key]
         turned = (f", {key} = {v:g}" if isinstance(v, float) else f", {key} {v}" for key, v in changed.items())
         after = (SCHEDULES.get(name.schedule), AVERAGES.get(name.average))
         return text + "".join(turned) + "".join(f", {part}" for part in after if part)
