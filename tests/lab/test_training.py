@@ -258,15 +258,6 @@ def test_a_layers_scale_is_the_same_for_all_of_its_parameters(measure):
     assert len({scale.flatten()[0].item() for scale in scales}) > 1
 
 
-def test_hidden_matrices_have_one_scale_and_the_rest_one_per_element():
-    settings = {"cprop_measure": "hidden_mean"}
-    run = Training(eager(BLOBS.replace(optimizer="cprop-muon", lr=1e-2, settings=settings)))
-    run.advance(20)
-    hidden = {id(p) for group in run.optimizer.param_groups if group.get("orthogonal") for p in group["params"]}
-    alike = {id(p) in hidden: scale.unique().numel() == 1 for p, scale in run.optimizer.scales() if p.ndim > 1}
-    assert alike == {True: True, False: False}
-
-
 def test_a_whole_layer_is_as_certain_as_its_mean_gradient_is_long():
     """By hand: means 3 and 4, variances 100 - 9 and 100 - 16 over n - 1 = 7, so z^2 = 25 / 25."""
     moments = Moments.of(torch.tensor([3.0, -4.0]), torch.full((2,), 100.0), n=8.0, eps=0.0)

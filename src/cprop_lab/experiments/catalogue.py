@@ -325,11 +325,8 @@ _CANDIDATES: Final = tuple(
 PEERS: Final = ("adamw", "adamw+cosine", "schedule-free-adamw", "muon+average", "muon+cosine")
 LONG: Final[Mapping[str, Setting]] = {"beta2": 0.999}
 FINALISTS: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
-    # An orthogonal step stays orthogonal with one scale per layer: for all layers, or for hidden matrices alone.
-    *(
-        ("cprop-muon+average", {**LONG, "cprop_measure": measure, "cprop_fused": False})
-        for measure in ("layer_mean", "hidden_mean")
-    ),
+    # An orthogonal step stays orthogonal with one scale per layer.
+    ("cprop-muon+average", {**LONG, "cprop_measure": "layer_mean", "cprop_fused": False}),
     # Controls: no scale, a decay that does not ask the gradients, and averaged weights with a rate of their own.
     ("muon+average", LONG),
     ("muon+rsqrt+average", LONG),

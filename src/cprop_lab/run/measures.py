@@ -15,7 +15,6 @@ from torch import Tensor
 from cprop import MEASURES, Measure, Moments
 
 __all__ = [
-    "HIDDEN_MEAN",
     "OWN",
     "Relative",
     "exact_count",
@@ -126,13 +125,6 @@ class Relative:
         mean = s.mean().clamp(min=TINY)
         return torch.clamp(s / mean, max=self.bound) * mean**self.slowing / self.bound
 
-
-HIDDEN_MEAN: Final = "hidden_mean"
-""":func:`layer_mean` for hidden matrices, and CProp's own scale for every other element.
-
-For Muon, whose orthogonal steps are no longer orthogonal when their elements are scaled; the rest is AdamW's, where
-telling elements apart is what CProp gains by. It is decided by param group, so there is no one function for it.
-"""
 
 OWN: Final[Mapping[str, Measure]] = {
     **{

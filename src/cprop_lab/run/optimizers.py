@@ -96,12 +96,7 @@ def build(specification: Specification, model: nn.Module, warmup: int = 0) -> tu
         settings[recipe.horizon] = settings[recipe.horizon] or specification.iterations
     if recipe.warmup:
         settings[recipe.warmup], warmup = settings[recipe.warmup] or warmup, 0
-    params: list[dict[str, Any]] = peers.groups(model) if recipe.matrices else [{"params": [*model.parameters()]}]
-    if of_cprop.get("cprop_measure") == measures.HIDDEN_MEAN:
-        of_cprop["cprop_measure"] = "normal"
-        for group in params:
-            if group.get("orthogonal"):
-                group["cprop_measure"] = measures.layer_mean
+    params = peers.groups(model) if recipe.matrices else model.parameters()
     if not name.cprop:
         optimizer = recipe.plain(params, lr=specification.lr, **settings)
     elif recipe.native is not None:
