@@ -51,7 +51,7 @@ def test_cell_states_are_those_of_the_scoreboards_learning_rates():
 
 
 def board(workload, ties=()):
-    """The rows of a scoreboard by name, and which of them ends lowest without knowing when the run ends: ties, with."""
+    """The rows of a scoreboard by name, and which ends lowest, but for ties, of those that do not know the end."""
     entries = scores(*KEPT[f"scoreboard-{workload}"])
     unknowing = [entry for entry in entries if not entry.specification.optimizer_name.knows_horizon]
     first = min(unknowing, key=lambda entry: statistics.fmean(entry.end()))
