@@ -1,6 +1,7 @@
 """Examples of user-defined tasks (``module:Task``), small enough to train in a second."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -67,6 +68,27 @@ class Failing(Slow):
         self.steps += 1
         if self.steps == 10:
             raise IndexError("too far")
+
+
+class Guarded(Slow):
+    """The same. While there is a folder ``gate``, no process gets beyond its 300th step without a file ``pass`` in it.
+
+    A pass is for one process: it is deleted.
+    """
+
+    def __init__(self, gate=""):
+        super().__init__()
+        self.gate, self.steps = Path(gate), 0
+
+    def before_step(self, model):
+        import time
+
+        self.steps += 1
+        while self.steps == 300 and self.gate.is_dir():
+            with suppress(FileNotFoundError):
+                (self.gate / "pass").unlink()
+                break
+            time.sleep(0.01)
 
 
 class Logged(Slow):

@@ -24,8 +24,6 @@ TESTS = Path(__file__).parent
 SLOW = Specification(
     "tasks:Slow", "cprop-adam", lr=1e-2, iterations=1000, evaluate_every=100, settings={"fused": False}
 )
-RUNS = [SLOW.replace(seed=seed) for seed in range(2)]
-
 FAILING = SLOW.replace(workload="tasks:Failing")
 
 # The driver of a sweep, as a process of its own that can be killed; on a Ray of several nodes, if asked for.
@@ -53,10 +51,10 @@ except RunsFailedError as error:
 
 
 @contextmanager
-def started(folder, nodes=0):
+def started(folder, runs, nodes=0):
     failing = FAILING.replace(options={"log": str(folder / "started.log")})
-    runs = json.dumps([run.to_json() for run in [*RUNS, failing]])
-    command = [sys.executable, "-c", DRIVER, str(folder), runs, str(nodes)]
+    specifications = json.dumps([run.to_json() for run in [*runs, failing]])
+    command = [sys.executable, "-c", DRIVER, str(folder), specifications, str(nodes)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     with (
         (folder / "driver.log").open("w") as log,
@@ -113,8 +111,10 @@ def wait_for(condition, seconds, driver):
 @pytest.mark.timeout(1800)  # a minute, and on a busy machine Ray alone takes several to start
 def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_path):
     """A killed run too: its processes end with their node."""
-    checkpoints = tmp_path / "checkpoints"
-    with started(tmp_path, nodes=2) as driver:
+    checkpoints, gate = tmp_path / "checkpoints", tmp_path / "gate"
+    gate.mkdir()
+    runs = [SLOW.replace(workload="tasks:Guarded", options={"gate": str(gate)}, seed=seed) for seed in range(2)]
+    with started(tmp_path, runs, nodes=2) as driver:
         wait_for(lambda: list(checkpoints.glob("[!.]*.pt")) if checkpoints.exists() else [], 500, driver)
         victim = wait_for(lambda: trial_processes(driver.pid), 100, driver)[0]
         # glibc reads its settings when a process starts: later ones would do nothing.
@@ -125,17 +125,19 @@ def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pat
         os.kill(node, signal.SIGKILL)
         killed = time.time()
         # The other node ends its own run and goes on with the lost one: wait for a sign of that before the next blow.
+        (gate / "pass").touch()
         (first,) = wait_for(Store(tmp_path).finished, 300, driver)
-        (lost,) = {run_id(run) for run in RUNS} - {first}
+        (lost,) = {run_id(run) for run in runs} - {first}
         checkpoint = checkpoints / f"{lost}.pt"
         wait_for(lambda: checkpoint.exists() and checkpoint.stat().st_mtime > killed, 300, driver)
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait(300)
         assert Store(tmp_path).finished() == {first}
     shutil.rmtree(tmp_path / "leases")  # they expire after a minute, as another test shows
+    gate.rmdir()
     log = tmp_path / "started.log"
     log.write_text("")
-    with started(tmp_path) as second:
+    with started(tmp_path, runs) as second:
         assert second.wait(900) == 0
     said = (tmp_path / "driver.log").read_text()
     assert re.search(
@@ -147,13 +149,13 @@ def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pat
     # Once by the driver, which looks at a task before anything is started, and once by the run: it is not retried.
     assert log.read_text() == "started\nstarted\n"
     store = Store(tmp_path)
-    assert sorted(store.finished()) == sorted(run_id(run) for run in RUNS)
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"{run_id(run)}.arrow" for run in RUNS}
+    assert sorted(store.finished()) == sorted(run_id(run) for run in runs)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"{run_id(run)}.arrow" for run in runs}
     left = {path.stem for path in checkpoints.glob("[!.]*")}
     assert not left & store.finished()  # the run that failed may have one, on a slow machine
 
-    undisturbed = Engine(Store(tmp_path / "undisturbed"), executor="process").run(RUNS)
-    for ours, theirs in zip(store.runs(map(run_id, RUNS)), undisturbed, strict=True):
+    undisturbed = Engine(Store(tmp_path / "undisturbed"), executor="process").run(runs)
+    for ours, theirs in zip(store.runs(map(run_id, runs)), undisturbed, strict=True):
         assert ours.curves.drop_columns(["seconds"]).equals(theirs.curves.drop_columns(["seconds"]))
         assert list(ours.column("step")) == list(range(0, 1001, 100))
 
