@@ -25,6 +25,7 @@ from scipy.stats import rankdata, spearmanr
 import cprop
 from benchmarks import EVIDENCE, ROOT
 from cprop_lab.analysis.pairs import Pair, pairs
+from cprop_lab.analysis.scoreboard import scores
 from cprop_lab.output import pages
 from cprop_lab.output.tables import Table
 from cprop_lab.run.names import CPROP_DEFAULTS
@@ -36,6 +37,8 @@ PART = 10
 """One of so many parts of the plain run is looked at."""
 LOST = math.erf(1 / math.sqrt(2))
 """The conformity of a mean that is as large as its standard error: below, it is lost in the noise."""
+ROWS = ("AdamW", "CProp(AdamW)")
+"""Of a scoreboard."""
 RESAMPLES = 1_000
 """For an interval."""
 SEES_ALL = 1e30
@@ -46,7 +49,10 @@ def cases() -> dict[str, Pair]:
     """By workload and batch size, Adam or AdamW with CProp's defaults; the pair with the most seeds."""
     found: dict[str, Pair] = {}
     for experiment in pages.kept(EVIDENCE).values():
-        for pair in pairs(experiment.runs).values():
+        # A scoreboard has runs of CProp at several rates: of these, the row with AdamW's.
+        rows = {entry.name: entry.runs for entry in scores(*experiment)}
+        of_rows = [Pair.over_common_seeds(*(rows[name] for name in ROWS))] if rows.keys() >= set(ROWS) else []
+        for pair in of_rows or pairs(experiment.runs).values():
             plain, scaled = pair.plain[0].specification, pair.scaled[0].specification
             usual = {key: scaled.settings.get(key, value) for key, value in CPROP_DEFAULTS.items()} == CPROP_DEFAULTS
             if plain.optimizer in ("adam", "adamw") and usual and plain.iterations >= 1_000:
@@ -72,7 +78,7 @@ def look(specification: Specification) -> dict[str, float]:
     return {
         "conformity": total.conformity,
         "lost": (scales < LOST).float().mean().item(),
-        "noise_to_batch": 1 / total.signal_to_noise if total.signal_to_noise > 0 else math.inf,
+        "signal_to_noise": total.signal_to_noise,
     }
 
 
@@ -92,13 +98,18 @@ Case = dict[str, float]
 
 def seen() -> dict[str, Case]:
     """By case, the signs, and how many iterations CProp takes as a part of the plain run's: the median over seeds."""
-    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())["seen"]
+    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())
     both = {}
     for name, pair in cases().items():
         run = pair.plain[0]
         if found.get(name, {}).get("run") == run.run_id:  # not a pair that was committed later
-            steps = run.specification.iterations // PART
-            both[name] = {**found[name], "steps": steps, "part": median(pair.shares("iterations"))}
+            signal = found[name]["signal_to_noise"]
+            both[name] = {
+                **found[name],
+                "noise_to_batch": 1 / signal if signal else math.inf,
+                "steps": run.specification.iterations // PART,
+                "part": median(pair.shares("iterations")),
+            }
     return dict(sorted(both.items(), key=lambda item: item[1]["part"]))
 
 
@@ -156,18 +167,19 @@ def correlation(signs: Sequence[float], parts: Sequence[float]) -> tuple[float, 
 
 
 def main() -> None:
-    """Look at every case, and write what was seen."""
+    """Look at every case that was not looked at yet, and write what was seen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
     options = parser.parse_args()
     if options.data:
         os.environ["CPROP_LAB_DATA"] = str(options.data.absolute())
     at = commit()  # of the code that looks, whatever is committed meanwhile
-    found = {
-        name: {"run": pair.plain[0].run_id, **look(pair.plain[0].specification)}
-        for name, pair in track(cases().items(), "looking", len(cases()))
-    }
-    RESULTS.write_text(json.dumps({"part": PART, "commit": at, "seen": found}, indent=2) + "\n")
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    runs = {name: pair.plain[0] for name, pair in cases().items()}
+    missing = [name for name, run in runs.items() if found.get(name, {}).get("run") != run.run_id]
+    for name in track(missing, "looking"):
+        found[name] = {"run": runs[name].run_id, **look(runs[name].specification), "commit": at}
+        RESULTS.write_text(json.dumps({name: found[name] for name in runs if name in found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

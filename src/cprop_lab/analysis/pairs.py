@@ -31,6 +31,13 @@ class Pair:
     plain: Sequence[Run]
     scaled: Sequence[Run]
 
+    @classmethod
+    def over_common_seeds(cls, plain: Iterable[Run], scaled: Iterable[Run]) -> Pair:
+        """A pair of two groups of runs, of which one may have more seeds."""
+        without, with_cprop = ({run.specification.seed: run for run in runs} for runs in (plain, scaled))
+        common = sorted(without.keys() & with_cprop.keys())
+        return cls([without[seed] for seed in common], [with_cprop[seed] for seed in common])
+
     @cached_property
     def learned(self) -> list[tuple[Run, Run, float]]:
         """The seeds that have a target: both runs, and the plain one's final training loss."""
@@ -98,7 +105,7 @@ def _setting(specification: Specification) -> tuple[object, ...]:
 
 
 def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
-    """All optimizers that ran on the same seeds without and with CProp, by the name figures use for the latter.
+    """All optimizers that ran without and with CProp, on the seeds of both, by the name figures use for the latter.
 
     If the plain one ran at several learning rates, CProp is paired with each.
     """
@@ -112,12 +119,12 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
         if not scaled.optimizer_name.cprop:
             continue
         plain = {
-            group: groups[group]
+            group: pair
             for group in alike.get((scaled.optimizer_name.plain, *_setting(scaled)), ())
-            if [r.specification.seed for r in groups[group]] == [r.specification.seed for r in with_cprop]
+            if (pair := Pair.over_common_seeds(groups[group], with_cprop)).plain
         }
         name = f"{scaled.workload}: " * several + scaled.label + scaled.facet
-        for group, without in plain.items():
+        for group, pair in plain.items():
             against = f" against learning rate {group.lr:g}" * (len(plain) > 1)
-            found[name + against] = Pair(without, with_cprop)
+            found[name + against] = pair
     return found
