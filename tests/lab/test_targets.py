@@ -128,6 +128,13 @@ def test_pairs_are_found_by_what_they_have_in_common(make):
     assert [run.specification.seed for run in found["CProp(SGD)"].plain] == [0, 1]
 
 
+def test_pairs_have_the_seeds_that_both_ran(make):
+    seeds = {"sgd": (0, 1, 2), "cprop-sgd": (2, 0), "adam": (0,), "cprop-adam": (1,)}
+    runs = [make(PLAIN.replace(optimizer=o, seed=seed), [2, 1]) for o, own in seeds.items() for seed in own]
+    (one,) = pairs(runs).values()
+    assert [[run.specification.seed for run in side] for side in (one.plain, one.scaled)] == [[0, 2], [0, 2]]
+
+
 def test_cprop_is_paired_with_each_learning_rate_of_its_optimizer(make):
     runs = [make(PLAIN.replace(lr=lr), [2, 1]) for lr in (0.1, 0.03)] + [
         make(PLAIN.replace(optimizer="cprop-sgd"), [2, 1])
