@@ -237,6 +237,22 @@ def test_the_best_learning_rate_is_marked(make):
         figures.learning_rates([])
 
 
+def test_many_searches_for_learning_rates_have_a_row_each(make):
+    settings = [{"beta1": 0.9 + i / 1000} for i in range(figures.PANELS + 1)]
+    found = {
+        specification("adam", lr=lr, settings=own): [8, 20 * lr + 1 / (i + 1)]
+        for i, own in enumerate(settings)
+        for lr in (0.1, 0.3)
+    }
+    runs = make(found) + make({specification("adam", lr=1.0, settings=settings[0]): [8, 90]}, status="diverged")
+    (axes,) = draws(figures.learning_rates(runs)).axes
+    lowest_first = [label.get_text() for label in axes.get_yticklabels()]
+    assert (lowest_first[0], lowest_first[-1]) == ("Adam, beta1 = 0.912", "Adam")
+    assert [len(line.get_xdata()) for line in axes.lines] == [len(settings), len(settings), 0]
+    caption = axes.figure.legends[0].get_title().get_text()
+    assert caption == "learning rate; one seed; where a seed diverged there is no dot"
+
+
 def test_learning_rates_that_all_diverged(make):
     runs = make({specification("sgd"): [8, 90]}, status="diverged")
     assert not draws(figures.learning_rates(runs)).axes[0].texts

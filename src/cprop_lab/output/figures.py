@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Final
 
 import numpy as np
-from matplotlib import colors
+from matplotlib import colormaps, colors
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -222,7 +222,8 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
 def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     """The final training loss against the learning rate: a panel for each optimizer, with the best one marked.
 
-    Where a seed diverged there is no mean; such a learning rate has a cross at the top edge.
+    Where a seed diverged there is no mean; such a learning rate has a cross at the top edge. More than :data:`PANELS`
+    optimizers have a row each instead.
 
     Raises:
         ValueError: if there are no runs.
@@ -234,6 +235,8 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
         # Any learning rate will do to name the search.
         searches.setdefault(group.replace(lr=1.0), {})[group.lr] = own
     named = names(searches)
+    if len(searches) > PANELS:
+        return _searches_in_rows({named[search]: found for search, found in searches.items()}, title)
     drawn = looks(named)
     places = by_workload(searches)
     lines = math.ceil(len(searches) / 4)
@@ -256,6 +259,38 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     if with_status(runs, "diverged"):
         handles.append(Line2D([], [], label="a seed diverged", color="0.3", **CROSS))
     legend(figure, handles, _over_seeds_words(runs, "line", "bar") + "; dots: single seeds")
+    return figure
+
+
+PANELS: Final = 12
+"""The most searches that have a panel each."""
+
+
+def _searches_in_rows(searches: Mapping[str, Mapping[float, Sequence[Run]]], title: str) -> Figure:
+    """A row for each optimizer, from the one with the lowest loss down: a dot for each learning rate."""
+    losses = {
+        name: {lr: fmean(final_loss(run) for run in runs) for lr, runs in by_lr.items()}
+        for name, by_lr in searches.items()
+    }
+    ordered = sorted(losses, key=lambda name: min(losses[name].values()))
+    rates = sorted({lr for found in losses.values() for lr in found})
+    ends = [loss for found in losses.values() for loss in found.values() if math.isfinite(loss)]
+    figure = Figure(figsize=(WIDTH, 0.26 * len(ordered) + 0.8))
+    axes = figure.subplots()
+    axes.set_xlabel("final training loss")
+    logarithmic(axes, "x", min(ends) * 0.98, max(ends) * 1.02)
+    axes.set_yticks(range(len(ordered)), ordered)
+    axes.invert_yaxis()
+    handles = []
+    for lr, shade in zip(rates, colormaps["viridis"](np.linspace(0, 0.95, len(rates))), strict=True):
+        rows = [row for row, name in enumerate(ordered) if math.isfinite(losses[name].get(lr, math.inf))]
+        look: Look = {"linestyle": "", "marker": "o", "markersize": 5, "color": shade}
+        axes.plot([losses[ordered[row]][lr] for row in rows], rows, **look)
+        handles.append(Line2D([], [], label=f"{lr:g}", **look))
+    seeds = len({run.specification.seed for found in searches.values() for runs in found.values() for run in runs})
+    diverged = "; where a seed diverged there is no dot" * (len(ends) < sum(map(len, losses.values())))
+    entitle(figure, title)
+    legend(figure, handles, "learning rate; " + ("one seed" if seeds == 1 else "mean over seeds") + diverged)
     return figure
 
 
