@@ -327,7 +327,7 @@ def test_with_the_exact_count_the_conformity_of_noise_is_uniform():
 def test_relative_measures_tell_apart_and_do_not_slow_down(name):
     moments = noise(500, 1_000)
     measure = measures.OWN[name]
-    found, s = measure(moments), measure.of(moments)
+    found, s = measure(moments), measures.conformity(moments)
     factor = found * measure.bound / s.mean() ** measure.slowing
     assert factor.max() <= measure.bound * (1 + 1e-6)
     below = s < measure.bound * s.mean()

@@ -102,7 +102,7 @@ def positive_part(moments: Moments) -> Tensor:
 
 
 class Relative:
-    r"""Tells parameters apart without slowing them down: a measure divided by its mean over the tensor.
+    r"""Tells parameters apart without slowing them down: conformity divided by its mean over the tensor.
 
     .. math::
         \hat s = \min(s / \bar s, b) \, \bar s^{\gamma} / b
@@ -113,15 +113,14 @@ class Relative:
     Args:
         bound: the largest factor b.
         slowing: the exponent gamma; one slows down as CProp does.
-        of: the measure s.
     """
 
-    def __init__(self, bound: float, slowing: float = 0.0, of: Measure = conformity) -> None:
-        self.bound, self.slowing, self.of = bound, slowing, of
+    def __init__(self, bound: float, slowing: float = 0.0) -> None:
+        self.bound, self.slowing = bound, slowing
 
     def __call__(self, moments: Moments) -> Tensor:
         """The relative measure."""
-        s = self.of(moments)
+        s = conformity(moments)
         mean = s.mean().clamp(min=TINY)
         return torch.clamp(s / mean, max=self.bound) * mean**self.slowing / self.bound
 
@@ -140,9 +139,7 @@ OWN: Final[Mapping[str, Measure]] = {
             positive_part,
         )
     },
-    **{f"relative_{bound:g}": Relative(bound) for bound in (2.0, 3.0, 5.0, 10.0)},
+    **{f"relative_{bound:g}": Relative(bound) for bound in (2.0, 3.0, 5.0)},
     "relative_3_slowing_half": Relative(3.0, slowing=0.5),
-    "relative_3_wiener": Relative(3.0, of=wiener),
-    "relative_3_exact_count": Relative(3.0, of=exact_count),
 }
 """By name."""
