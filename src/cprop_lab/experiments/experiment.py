@@ -226,7 +226,7 @@ class Experiment:
         self, preset: Preset, run: RunAll, progress: Progress = SILENT
     ) -> dict[Variant, learning_rate.Selection]:
         """Select the learning rates of its plain optimizers."""
-        settings = {variant.setting() for variant in self.variants}
+        settings = dict.fromkeys(variant.setting() for variant in self.variants)  # in the same order every time
         ordered = sorted(settings, key=lambda s: (s.workload, s.optimizer, s.batch_size, str(s.options)))
         found = learning_rate.select(
             {str(i): s.specification(preset, s.guess(), selecting=True) for i, s in enumerate(ordered)},

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -111,16 +112,18 @@ def _scales(experiment: Kept) -> str:
 
 
 def _searches(experiment: Kept) -> str:
-    """The result of each learning rate."""
-    searched: dict[str, dict[float, list[Run]]] = {}
-    for group, runs in grouped(experiment.runs).items():
-        searched.setdefault(named(runs[0]), {})[group.lr] = runs
+    """The result of each learning rate, and the optimizer with the lowest loss first."""
+    groups = grouped(experiment.runs)
+    several = len({group.facet for group in groups}) > 1
+    searched: dict[str, dict[float, list[float]]] = {}
+    for group, runs in groups.items():
+        losses = searched.setdefault(names([group])[group] + group.facet * several, {})
+        losses[group.lr] = [final_loss(run) for run in runs]
+    best = {name: min(losses, key=lambda lr: sum(losses[lr])) for name, losses in searched.items()}
     rows = []
-    for name, by_lr in searched.items():
-        losses = {lr: [final_loss(run) for run in runs] for lr, runs in sorted(by_lr.items())}
-        best = min(losses, key=lambda lr: sum(losses[lr]))
-        tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in losses.items()}
-        rows.append([name, "; ".join(f"**{text}**" if lr == best else text for lr, text in tried.items())])
+    for name in sorted(searched, key=lambda name: fmean(searched[name][best[name]])):
+        tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in sorted(searched[name].items())}
+        rows.append([name, "; ".join(f"**{text}**" if lr == best[name] else text for lr, text in tried.items())])
     return Table(["", "learning rate: final training loss (the selected one in bold)"], rows).markdown()
 
 
