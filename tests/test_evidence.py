@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import shlex
 import statistics
@@ -12,6 +13,7 @@ import pytest
 from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, foretell, report
 from PIL import Image
 
+from cprop_lab.analysis.curves import final_loss
 from cprop_lab.analysis.scoreboard import difference, scores
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.output import pages
@@ -134,6 +136,16 @@ def test_where_muon_ties_on_the_convolutional_network():
     rows, _ = board("fmnist-cnn")
     assert not difference(rows["Schedule-Free AdamW"], rows["Muon"]).counts
     assert not difference(rows["CProp(Muon), averaged"], rows["Muon, cosine"]).counts
+
+
+def test_two_candidates_around_muon_end_lower_than_muon():
+    best = {}
+    for run in KEPT["candidates-ptb-gpt"].runs:
+        name = run.specification.label
+        best[name] = min(final_loss(run), best.get(name, math.inf))
+    assert len(best) == 25
+    lower = {name for name, loss in best.items() if loss < best["Muon, averaged"]}
+    assert lower == {"CProp(Muon), layer mean, averaged", "Muon-VS, averaged"}
 
 
 def test_no_sign_in_a_plain_run_foretells_more_than_its_length():

@@ -311,7 +311,7 @@ def _write_verdicts(path: Path, runs: Sequence[Any]) -> None:
 
 def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], folder: Path | None = None) -> None:
     """Draw an experiment's figures, and print its verdicts or scores; its runs may have been read already."""
-    from cprop_lab.analysis.pairs import pairs
+    from cprop_lab.analysis.pairs import pairs_of
     from cprop_lab.analysis.scoreboard import scores
     from cprop_lab.output import tables
     from cprop_lab.output.drawing import save
@@ -328,8 +328,11 @@ def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], fol
         console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
     if entries := scores(manifest, runs, timings):
         console.print(tables.scoreboard(entries))
-    elif found := pairs(runs):
+    elif found := pairs_of(manifest, runs):
         _print_verdicts(found, tables=False)
+    elif manifest["kind"] == "learning-rates":
+        for optimizer, lr in manifest["learning_rates"].items():
+            console.print(f"Learning rate of {optimizer}: {lr:g}", highlight=False, soft_wrap=True)
 
 
 def _print_verdicts(found: Any, tables: bool) -> None:

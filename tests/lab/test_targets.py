@@ -9,7 +9,7 @@ import pytest
 from test_learning_rate import Phases
 
 from cprop_lab.analysis.curves import reached, smoothed, when
-from cprop_lab.analysis.pairs import Pair, outcome, pairs
+from cprop_lab.analysis.pairs import Pair, outcome, pairs, pairs_of
 from cprop_lab.analysis.spread import spread
 from cprop_lab.analysis.verdict import verdict
 from cprop_lab.experiments.comparison import compare
@@ -133,6 +133,12 @@ def test_pairs_have_the_seeds_that_both_ran(make):
     runs = [make(PLAIN.replace(optimizer=o, seed=seed), [2, 1]) for o, own in seeds.items() for seed in own]
     (one,) = pairs(runs).values()
     assert [[run.specification.seed for run in side] for side in (one.plain, one.scaled)] == [[0, 2], [0, 2]]
+
+
+def test_a_search_for_learning_rates_has_no_pairs(make):
+    runs = [make(PLAIN.replace(optimizer=optimizer), [2, 1]) for optimizer in ("sgd", "cprop-sgd")]
+    assert list(pairs_of({"kind": "curves"}, runs)) == ["CProp(SGD)"]
+    assert pairs_of({"kind": "learning-rates"}, runs) == {}
 
 
 def test_cprop_is_paired_with_each_learning_rate_of_its_optimizer(make):

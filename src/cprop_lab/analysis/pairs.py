@@ -11,9 +11,9 @@ from cprop_lab.analysis.curves import at, final_loss, when
 from cprop_lab.analysis.groups import by_seed
 from cprop_lab.analysis.spread import spread
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import Run
+from cprop_lab.store import Manifest, Run
 
-__all__ = ["Pair", "outcome", "pairs"]
+__all__ = ["Pair", "outcome", "pairs", "pairs_of"]
 
 
 @dataclass(frozen=True)
@@ -128,3 +128,8 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
             against = f" against learning rate {group.lr:g}" * (len(plain) > 1)
             found[name + against] = pair
     return found
+
+
+def pairs_of(manifest: Manifest, runs: Sequence[Run]) -> dict[str, Pair]:
+    """An experiment's pairs; none in a search for learning rates, which compares each optimizer with itself."""
+    return {} if manifest["kind"] == "learning-rates" else pairs(runs)

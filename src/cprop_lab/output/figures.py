@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 
 from cprop_lab.analysis.curves import by_step, choose, final_loss, over_seeds
 from cprop_lab.analysis.groups import WORDS, by_workload, grouped, judged_by, kin, metric, names, with_status
-from cprop_lab.analysis.pairs import Pair, outcome, pairs
+from cprop_lab.analysis.pairs import Pair, outcome, pairs_of
 from cprop_lab.analysis.scoreboard import Entry, part_in_words, scores, to_the_loss_of
 from cprop_lab.analysis.spread import as_measured, spread
 from cprop_lab.output.drawing import (
@@ -471,6 +471,6 @@ def draw(
         found[""] = curves(whole if manifest["kind"] == "scoreboard" else runs, manifest["panels"], title)
     if entries := scores(manifest, runs, timings):
         found["-scores"] = scoreboard(entries, title)
-    elif found_pairs := pairs(runs):
+    elif found_pairs := pairs_of(manifest, runs):
         found["-times"] = times_to_target(found_pairs, title)
     return found

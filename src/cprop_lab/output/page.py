@@ -13,7 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from cprop_lab.analysis.curves import WINDOW
-from cprop_lab.analysis.pairs import pairs
+from cprop_lab.analysis.pairs import pairs_of
 from cprop_lab.analysis.scoreboard import scores
 from cprop_lab.analysis.spread import NOTHING
 from cprop_lab.analysis.verdict import verdict
@@ -62,7 +62,7 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
     drawn = draw(manifest, runs, timings, titled=False)
     present = {run.run_id for run in runs}
     missing = [run for run in manifest["runs"] if run not in present]
-    entries, found = scores(manifest, runs, timings), pairs(runs)
+    entries, found = scores(manifest, runs, timings), pairs_of(manifest, runs)
     verdicts = [verdict(name, pair) for name, pair in found.items()]
     if runs:
         tables.all_runs(runs).csv(lists / f"{anchor}.csv")
