@@ -251,6 +251,8 @@ def test_many_searches_for_learning_rates_have_a_row_each(make):
     assert [len(line.get_xdata()) for line in axes.lines] == [len(settings), len(settings), 0]
     caption = axes.figure.legends[0].get_title().get_text()
     assert caption == "learning rate; one seed; where a seed diverged there is no dot"
+    none = make({specification("adam", settings=own): [8, 90] for own in settings}, status="diverged")
+    assert not [x for line in draws(figures.learning_rates(none)).axes[0].lines for x in line.get_xdata()]
 
 
 def test_learning_rates_that_all_diverged(make):

@@ -271,7 +271,7 @@ _SCOREBOARDS: Final = tuple(
 )
 
 # Candidates for the next rule, on a seed that no scoreboard uses: around AdamW where noise rules, around Muon on a
-# transformer. Averages and measures over a tensor need whole tensors, so nothing is fused there.
+# transformer. Measures over a tensor need whole tensors, so nothing is fused there.
 NINTH: Final[Mapping[str, Setting]] = {"window": 1 / 9}
 ALL: Final[Mapping[str, Setting]] = {"window": 1.0, "mu_y": 0.9}
 RELATIVE: Final = ("relative_2", "relative_3", "relative_5", "relative_3_slowing_half")

@@ -278,7 +278,8 @@ def _searches_in_rows(searches: Mapping[str, Mapping[float, Sequence[Run]]], tit
     figure = Figure(figsize=(WIDTH, 0.26 * len(ordered) + 0.8))
     axes = figure.subplots()
     axes.set_xlabel("final training loss")
-    logarithmic(axes, "x", min(ends) * 0.98, max(ends) * 1.02)
+    if ends and min(ends) > 0:
+        logarithmic(axes, "x", min(ends) * 0.98, max(ends) * 1.02)
     axes.set_yticks(range(len(ordered)), ordered)
     axes.invert_yaxis()
     handles = []
