@@ -16,6 +16,7 @@ __all__ = [
     "Kin",
     "by_seed",
     "by_workload",
+    "common_seeds",
     "grouped",
     "judged_by",
     "kin",
@@ -66,6 +67,12 @@ def by_seed(runs: Iterable[Run]) -> dict[Specification, list[Run]]:
     for run in sorted(runs, key=lambda run: run.specification.seed):
         groups.setdefault(run.specification.group(), []).append(run)
     return groups
+
+
+def common_seeds(runs: Iterable[Run], others: Iterable[Run]) -> list[tuple[Run, Run]]:
+    """Runs of two groups, seed by seed, for the seeds that both have."""
+    one, other = ({run.specification.seed: run for run in group} for group in (runs, others))
+    return [(one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
 
 
 def grouped(runs: Iterable[Run]) -> dict[Specification, list[Run]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cprop_lab.analysis.curves import at, final_loss, when
-from cprop_lab.analysis.groups import by_seed
+from cprop_lab.analysis.groups import by_seed, common_seeds
 from cprop_lab.analysis.spread import spread
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run
@@ -34,9 +34,8 @@ class Pair:
     @classmethod
     def over_common_seeds(cls, plain: Iterable[Run], scaled: Iterable[Run]) -> Pair:
         """A pair of two groups of runs, of which one may have more seeds."""
-        without, with_cprop = ({run.specification.seed: run for run in runs} for runs in (plain, scaled))
-        common = sorted(without.keys() & with_cprop.keys())
-        return cls([without[seed] for seed in common], [with_cprop[seed] for seed in common])
+        both = common_seeds(plain, scaled)
+        return cls([without for without, _ in both], [with_cprop for _, with_cprop in both])
 
     @cached_property
     def learned(self) -> list[tuple[Run, Run, float]]:

@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Final, NamedTuple
 
 from cprop_lab.analysis.curves import at, final_loss, smoothed, undisturbed_seconds_per_step, when
+from cprop_lab.analysis.groups import common_seeds
 from cprop_lab.analysis.spread import spread
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run
@@ -184,9 +185,8 @@ class Difference(NamedTuple):
 
 def difference(row: Sequence[Run], other: Sequence[Run]) -> Difference:
     """How much lower a row's final training loss is than another's, over the seeds that both have."""
-    theirs = {run.specification.seed: final_loss(run) for run in other}
-    both = [(theirs[run.specification.seed], final_loss(run)) for run in row if run.specification.seed in theirs]
-    mean, deviation, _ = spread([there - here for there, here in both])
+    both = common_seeds(row, other)
+    mean, deviation, _ = spread([final_loss(there) - final_loss(here) for here, there in both])
     return Difference(mean, deviation / math.sqrt(len(both)))
 
 
