@@ -379,6 +379,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
     "scoreboard summary": summary.table,
+    "finalists summary": summary.finalists,
     "foretell": foretell.report,
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks import EVIDENCE, IMAGES
 from cprop_lab.analysis.scoreboard import Entry, scores
 from cprop_lab.output import pages, profile
 from cprop_lab.output.drawing import save
 
-PICTURE = IMAGES / "scoreboard.png"
 WORKLOADS = {
     "fmnist-fc": "Fashion-MNIST, fully connected",
     "fmnist-cnn": "Fashion-MNIST, convolutional",
@@ -17,16 +18,16 @@ WORKLOADS = {
 }
 
 
-def finished() -> dict[str, pages.Kept]:
-    """The committed scoreboards, by the title of their workload."""
+def finished(kind: str = "scoreboard") -> dict[str, pages.Kept]:
+    """The committed scoreboards, or boards of finalists, by the title of their workload."""
     kept = pages.kept(EVIDENCE)
-    names = {title: f"scoreboard-{workload}" for workload, title in WORKLOADS.items()}
+    names = {title: f"{kind}-{workload}" for workload, title in WORKLOADS.items()}
     return {title: kept[name] for title, name in names.items() if name in kept}
 
 
-def boards() -> dict[str, list[Entry]]:
+def boards(kind: str = "scoreboard") -> dict[str, list[Entry]]:
     """Their rows."""
-    return {title: scores(*experiment) for title, experiment in finished().items()}
+    return {title: scores(*experiment) for title, experiment in finished(kind).items()}
 
 
 def table() -> str:
@@ -34,12 +35,23 @@ def table() -> str:
     return profile.summary(boards()).markdown()
 
 
+def finalists() -> str:
+    """Final training losses of the finalist for the next rule and of its peers, on every workload."""
+    return profile.comparison(boards("finalists")).markdown()
+
+
+def picture(kind: str) -> Path:
+    """The file of a figure."""
+    return IMAGES / f"{kind}.png"
+
+
+def digest(kind: str) -> str:
+    """The data of a figure."""
+    return pages.digest_of_several(finished(kind).values())
+
+
 def draw() -> None:
-    """Draw the performance profile."""
-    save(profile.performance_profile(boards()), PICTURE)
-    pages.mark(PICTURE, digest())
-
-
-def digest() -> str:
-    """The data of the figure."""
-    return pages.digest_of_several(finished().values())
+    """Draw the performance profile, and the final losses of the finalists."""
+    for kind, drawn in (("scoreboard", profile.performance_profile), ("finalists", profile.final_losses)):
+        save(drawn(boards(kind)), picture(kind))
+        pages.mark(picture(kind), digest(kind))

@@ -138,6 +138,23 @@ def test_where_muon_ties_on_the_convolutional_network():
     assert not difference(rows["CProp(Muon), averaged"], rows["Muon, cosine"]).counts
 
 
+@pytest.mark.parametrize(
+    ("workload", "without", "decaying", "schedule_free"),
+    [("ptb-transformer", -1, -1, 0)],
+)
+def test_the_finalist_beside_its_controls_and_schedule_free(workload, without, decaying, schedule_free):
+    """1 where the finalist's final training loss is lower, -1 where it is higher, and 0 for a tie."""
+    rows = {entry.name: entry.runs for entry in scores(*KEPT[f"finalists-{workload}"])}
+    finalist = rows["CProp(Muon), layer mean, beta2 = 0.999, averaged, own rate"]
+    for name, sign in (
+        ("Muon, beta2 = 0.999, averaged, own rate", without),
+        ("Muon, beta2 = 0.999, inverse square root, averaged, own rate", decaying),
+        ("Schedule-Free AdamW", schedule_free),
+    ):
+        found = difference(finalist, rows[name])
+        assert (found.counts and math.copysign(1, found.mean)) == sign, name
+
+
 def test_two_candidates_around_muon_end_lower_than_muon():
     best = {}
     for run in KEPT["candidates-ptb-gpt"].runs:

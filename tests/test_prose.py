@@ -44,7 +44,7 @@ NOT_MEASURED = {
     "docs/results/scoreboard-rules.md": (ROOT / "docs/results/scoreboard-rules.md").read_text(),  # nothing measured
     # The network, its batches, the horizon of AdEMAMix, and a difference in standard errors.
     "docs/results/scoreboard.md": "0.8 16 64 35 10,000 2.8 300 100 200 32 0.95 0.999",
-    "docs/results/next-rule.md": "400",  # steps
+    "docs/results/next-rule.md": "400 0.95 1000",  # steps, settings
     "docs/results/scoreboard-1.md": f"{DEFAULTS} {SELECTION} 0.01 32 256 0.0001 0.0009 0.005 20,000",
 }
 """By page: settings, sizes and limits, and the few numbers that are not from the committed runs."""

@@ -1,6 +1,7 @@
 """The README's code runs as written, and its numbers are those that were measured."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,16 @@ def test_the_cost_model_is_a_floor_and_of_the_right_size():
         assert 0.9 * predicted < measured < 2.0 * predicted, name
 
 
-@pytest.mark.parametrize("drawn", [gains, summary])
-def test_pictures_over_several_experiments_were_drawn_from_the_committed_runs(drawn):
+@pytest.mark.parametrize(
+    ("path", "digest", "page"),
+    [
+        (gains.PICTURE, gains.digest, README),
+        (summary.picture("scoreboard"), partial(summary.digest, "scoreboard"), README),
+        (summary.picture("finalists"), partial(summary.digest, "finalists"), ROOT / "docs/results/next-rule.md"),
+    ],
+)
+def test_pictures_over_several_experiments_were_drawn_from_the_committed_runs(path, digest, page):
     """To mend it: ``python -m benchmarks.report``."""
-    with Image.open(drawn.PICTURE) as picture:
-        assert picture.text[DRAWN_FROM] == drawn.digest()
-    assert f"docs/images/results/{drawn.PICTURE.name}" in README.read_text()
+    with Image.open(path) as picture:
+        assert picture.text[DRAWN_FROM] == digest()
+    assert f"images/results/{path.name}" in page.read_text()

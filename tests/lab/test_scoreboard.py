@@ -193,6 +193,23 @@ def test_all_workloads_in_one_table_and_one_figure(store):
     assert len(lines.lines) == len([row for row in table.rows if row[0].strip("*") in profile.SHOWN])
 
 
+def test_final_losses_of_all_workloads_are_compared_to_those_of_cprops_row(store):
+    low = [4.0, 0.02, 0.02, 0.02, 0.02]
+    losses = {"adam": [ADAM] * 3, "adamw+cosine": [low] * 3, "sgd": [SLOW] * 3, "cprop-adam": [COSINE] * 3}
+    entries = scoreboard.score(*keep(store, losses, {}))
+    boards = {"one": entries, "another": [entry for entry in entries if entry.name != "SGD"]}
+    compared = {row[0]: row[1].partition(" (")[2] for row in profile.comparison(boards).rows}
+    assert compared == {"AdamW, cosine": "0.48 lower)", "**CProp(Adam)**": "", "Adam": "0.5 higher)"}
+    figure = profile.final_losses(boards)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [name.strip("*") for name in compared]
+    drawn = [
+        [loss for line in axes.lines if len(line.get_xdata()) > 1 for loss in line.get_xdata()] for axes in figure.axes
+    ]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 9
+    assert {axes.get_xscale() for axes in figure.axes} == {"log"}
+
+
 def test_a_perplexity_beyond_all_others_is_written_and_not_drawn(store):
     ends = {"adam": 140.0, "adamw+cosine": 150.0, "sgd": 7e11}
     runs = store.runs(

@@ -35,6 +35,7 @@ __all__ = [
     "legend",
     "logarithmic",
     "looks",
+    "name_rows",
     "percent",
     "plain",
     "save",
@@ -160,6 +161,17 @@ def legend(
     columns = max(filter(keeps_together, fitting), default=max(fitting))
     figure.set_size_inches(width, height + 0.2 * math.ceil(len(labels) / columns) + 0.3)
     figure.legend(handles=list(handles), title=caption, loc="outside lower center", ncols=columns)
+
+
+def name_rows(panels: Sequence[Axes], names: Sequence[str]) -> None:
+    """A row for each name, from top to bottom, in panels that share it; names with CProp are bold."""
+    for axes in panels:
+        axes.grid(False, axis="y")
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(names)), [textwrap.fill(name, 32) for name in names])
+    panels[0].set_ylim(len(names) - 0.45, -0.55)
+    for label, name in zip(panels[0].get_yticklabels(), names, strict=True):
+        label.set_fontweight("bold" if "CProp" in name else "normal")
 
 
 def ticks(axis: Axis, number: int, text: Callable[[float], str]) -> None:

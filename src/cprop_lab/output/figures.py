@@ -29,6 +29,7 @@ from cprop_lab.output.drawing import (
     legend,
     logarithmic,
     looks,
+    name_rows,
     percent,
     plain,
     styled,
@@ -429,13 +430,7 @@ def scoreboard(entries: Sequence[Entry], title: str = "") -> Figure:
             beside.plot(spread(ends).mean, row, "|", color=COLOURS[2], markersize=9, markeredgewidth=2)
     beside.set_title(f"final\n{WORDS[column]}")
     ticks(beside.xaxis, 4, percent if column == "accuracy" else plain)
-    for axes in (*panels, beside):
-        axes.grid(False, axis="y")
-        axes.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(entries)), [entry.name for entry in entries])
-    panels[0].set_ylim(len(entries) - 0.45, -0.55)
-    for label, entry in zip(panels[0].get_yticklabels(), entries, strict=True):
-        label.set_fontweight("bold" if "CProp" in entry.name else "normal")
+    name_rows((*panels, beside), [entry.name for entry in entries])
     entitle(figure, title)
     legend(figure, _bar_handles(), "bar: median over seeds; dots: single seeds; shorter is better; bold: with CProp")
     return figure

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Final
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cprop_lab.analysis.scoreboard import FURTHEST, Entry, benchmark_score, part_in_words, profile
-from cprop_lab.output.drawing import COLOURS, WIDTH, entitle, legend, looks, percent, plain, styled, ticks
+from cprop_lab.analysis.scoreboard import FURTHEST, Entry, benchmark_score, difference, part_in_words, profile
+from cprop_lab.analysis.spread import shown
+from cprop_lab.output.drawing import (
+    COLOURS,
+    WIDTH,
+    entitle,
+    legend,
+    logarithmic,
+    looks,
+    name_rows,
+    percent,
+    plain,
+    styled,
+    ticks,
+)
 from cprop_lab.output.tables import Table
 
-__all__ = ["performance_profile", "summary"]
+__all__ = ["comparison", "final_losses", "performance_profile", "summary"]
 
 Boards = Mapping[str, Sequence[Entry]]
 """The rows of each workload, by the workload's name."""
@@ -38,16 +52,10 @@ def performance_profile(boards: Boards, title: str = "") -> Figure:
     figure = Figure(figsize=(WIDTH, 0.2 * len(ranked) + 0.8))
     beside, axes = figure.subplots(1, 2, width_ratios=(2, 3))
     scores = [benchmark_score(ratios[row]) for row in ranked]
-    with_cprop = ["CProp" in row for row in ranked]
-    beside.barh(range(len(ranked)), scores, 0.7, color=[COLOURS[0] if own else "0.7" for own in with_cprop])
-    beside.set_yticks(range(len(ranked)), ranked)
-    beside.set_ylim(len(ranked) - 0.5, -0.5)
+    beside.barh(range(len(ranked)), scores, 0.7, color=[COLOURS[0] if "CProp" in row else "0.7" for row in ranked])
+    name_rows([beside], ranked)
     beside.set_title("benchmark score")
-    beside.grid(False, axis="y")
-    beside.tick_params(axis="y", length=0)
     ticks(beside.xaxis, 4, plain)
-    for label, own in zip(beside.get_yticklabels(), with_cprop, strict=True):
-        label.set_fontweight("bold" if own else "normal")
     entries = {entry.name: entry for board in boards.values() for entry in board}
     drawn = looks({entries[row].specification: row for row in SHOWN if row in ratios})
     for row, look in drawn.items():
@@ -78,3 +86,56 @@ def summary(boards: Boards) -> Table:
         for row, own in sorted(ratios.items(), key=lambda item: -benchmark_score(item[1]))
     ]
     return Table(["optimizer", "score", *boards], rows)
+
+
+@styled()
+def final_losses(boards: Boards, title: str = "") -> Figure:
+    """The final training loss of each row on each workload, a dot per seed, lowest mean rank first.
+
+    Args:
+        boards: the rows of each workload.
+        title: above all.
+    """
+    ranked = _by_rank(boards)
+    figure = Figure(figsize=(WIDTH, 0.34 * len(ranked) + 1.0))
+    panels = figure.subplots(1, len(boards), sharey=True, squeeze=False)[0]
+    for axes, (where, entries) in zip(panels, boards.items(), strict=True):
+        axes.set_title(where.replace(", ", ",\n").replace(" (", "\n("))
+        losses = {ranked.index(entry.name): entry.end() for entry in entries if entry.name in ranked}
+        for place, ends in losses.items():
+            look = {"color": COLOURS[0] if "CProp" in ranked[place] else "0.4"}
+            axes.plot(ends, [place] * len(ends), linestyle="", marker="o", markersize=4, alpha=0.4, **look)
+            if ends:
+                axes.plot(fmean(ends), place, marker="|", markersize=12, markeredgewidth=2, **look)
+        ends = [loss for own in losses.values() for loss in own]
+        ticks(axes.xaxis, 3, plain)
+        if max(ends) > 3 * min(ends):
+            logarithmic(axes, "x", min(ends) / 1.3, max(ends) * 1.3)
+    name_rows(panels, ranked)
+    figure.supxlabel("final training loss; dots: single seeds, line: their mean; bold: with CProp", fontsize=8)
+    entitle(figure, title)
+    return figure
+
+
+def comparison(boards: Boards) -> Table:
+    """Final training losses on every workload, and how much lower or higher they are than those of CProp's only row."""
+    cells: dict[str, dict[str, str]] = {}
+    for where, entries in boards.items():
+        (own,) = (entry for entry in entries if entry.specification.optimizer_name.cprop)
+        for entry in entries:
+            compared = "" if entry is own else f" ({difference(entry.runs, own.runs)})"
+            cells.setdefault(entry.name, {})[where] = shown(entry.end()) + compared
+    rows = (
+        [f"**{row}**" if "CProp" in row else row, *(cells[row][where] for where in boards)] for row in _by_rank(boards)
+    )
+    return Table(["optimizer", *boards], rows)
+
+
+def _by_rank(boards: Boards) -> list[str]:
+    """The rows that all workloads have, from the lowest final training losses up, by their mean rank."""
+    ranks: dict[str, list[int]] = {}
+    for entries in boards.values():
+        for rank, entry in enumerate(sorted(entries, key=lambda entry: fmean(entry.end() or [math.inf]))):
+            ranks.setdefault(entry.name, []).append(rank)
+    everywhere = [row for row, own in ranks.items() if len(own) == len(boards)]
+    return sorted(everywhere, key=lambda row: fmean(ranks[row]))
