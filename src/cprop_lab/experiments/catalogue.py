@@ -346,6 +346,7 @@ _FINALISTS: Final = tuple(
             *(Variant(workload, optimizer, size, settings, own_rate=True) for optimizer, settings in FINALISTS),
         ],
         kind="scoreboard",
+        first_timing=scoreboard.TIMINGS,
     )
     for workload, title, size in WORKLOADS
 )

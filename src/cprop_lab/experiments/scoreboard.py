@@ -6,7 +6,7 @@ Its rules were written down before its runs (docs/results/scoreboard-rules.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
@@ -72,8 +72,16 @@ def timing(specification: Specification, iterations: int) -> Specification:
     return specification.replace(iterations=max(10, iterations), evaluate_every=every, examples=few)
 
 
+@dataclass(frozen=True)
 class Scoreboard(Experiment):
-    """An experiment whose rows are ranked, each tuned alike: its learning rate, then its weight decay."""
+    """An experiment whose rows are ranked, each tuned alike: its learning rate, then its weight decay.
+
+    Args:
+        first_timing: the seed of the first short run that measures seconds per step. Two scoreboards with rows in
+            common need different ones, or the second reuses timings of the first, of another day or machine.
+    """
+
+    first_timing: int = 0
 
     def selection_seeds(self, preset: Preset) -> Iterable[int]:
         """One of its own, so that no row is scored on runs that it was tuned with."""
@@ -194,7 +202,8 @@ class Scoreboard(Experiment):
     def _timings(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
         """Short runs of every row, in turn."""
         full = [(self._full(v, preset, lrs), preset.lengths[v.workload].selection // 5) for v in self.variants]
-        return [timing(one, iterations).replace(seed=turn) for turn in range(TIMINGS) for one, iterations in full]
+        turns = range(self.first_timing, self.first_timing + TIMINGS)
+        return [timing(one, iterations).replace(seed=turn) for turn in turns for one, iterations in full]
 
 
 def _title(variant: Variant) -> str:
