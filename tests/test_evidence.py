@@ -140,7 +140,7 @@ def test_where_muon_ties_on_the_convolutional_network():
 
 @pytest.mark.parametrize(
     ("workload", "without", "decaying", "schedule_free"),
-    [("ptb-transformer", -1, -1, 0)],
+    [("fmnist-cnn", 1, 1, 1), ("ptb-transformer", -1, -1, 0), ("ptb-gpt", 1, 0, 1)],
 )
 def test_the_finalist_beside_its_controls_and_schedule_free(workload, without, decaying, schedule_free):
     """1 where the finalist's final training loss is lower, -1 where it is higher, and 0 for a tie."""
@@ -153,6 +153,12 @@ def test_the_finalist_beside_its_controls_and_schedule_free(workload, without, d
     ):
         found = difference(finalist, rows[name])
         assert (found.counts and math.copysign(1, found.mean)) == sign, name
+
+
+def test_no_two_scoreboards_share_timings():
+    """They were measured on different days, when the machine had different speeds."""
+    timings = [run.run_id for board in KEPT.values() for run in board.timings]
+    assert len(timings) == len(set(timings))
 
 
 def test_two_candidates_around_muon_end_lower_than_muon():
