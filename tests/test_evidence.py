@@ -140,7 +140,7 @@ def test_where_muon_ties_on_the_convolutional_network():
 
 @pytest.mark.parametrize(
     ("workload", "without", "decaying", "schedule_free"),
-    [("fmnist-cnn", 1, 1, 1), ("ptb-transformer", -1, -1, 0), ("ptb-gpt", 1, 0, 1)],
+    [("fmnist-cnn", 1, 1, 1), ("ptb-lstm-small", 1, 1, 1), ("ptb-transformer", -1, -1, 0), ("ptb-gpt", 1, 0, 1)],
 )
 def test_the_finalist_beside_its_controls_and_schedule_free(workload, without, decaying, schedule_free):
     """1 where the finalist's final training loss is lower, -1 where it is higher, and 0 for a tie."""
