@@ -125,9 +125,9 @@ def comparison(boards: Boards) -> Table:
         for entry in entries:
             compared = "" if entry is own else f" ({difference(entry.runs, own.runs)})"
             cells.setdefault(entry.name, {})[where] = shown(entry.end()) + compared
-    rows = (
+    rows = [
         [f"**{row}**" if "CProp" in row else row, *(cells[row][where] for where in boards)] for row in _by_rank(boards)
-    )
+    ]
     return Table(["optimizer", *boards], rows)
 
 
