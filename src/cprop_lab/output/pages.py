@@ -21,7 +21,7 @@ from cprop_lab.analysis.scoreboard import Entry, scores
 from cprop_lab.analysis.spread import as_measured, shown
 from cprop_lab.output.drawing import save
 from cprop_lab.output.figures import draw, preset
-from cprop_lab.output.tables import Table, decay
+from cprop_lab.output.tables import Table, bold_with_cprop, decay
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, Store
@@ -167,7 +167,7 @@ def _board(experiment: Kept, columns: Iterable[str]) -> str:
     def cells(entry: Entry) -> dict[str, str]:
         both = [scoreboard.part_in_words(entry, target, of) for target in (0, 1) for of in ("iterations", "seconds")]
         return {
-            "optimizer": f"**{entry.name}**" if "CProp" in entry.name else entry.name,
+            "optimizer": bold_with_cprop(entry.name),
             "learning rate": f"{entry.specification.lr:g}",
             "weight decay": decay(entry),
             **dict(zip((*FIRST, *SECOND), both, strict=True)),

@@ -25,7 +25,7 @@ from cprop_lab.output.drawing import (
     styled,
     ticks,
 )
-from cprop_lab.output.tables import Table
+from cprop_lab.output.tables import Table, bold_with_cprop
 
 __all__ = ["comparison", "final_losses", "performance_profile", "summary"]
 
@@ -79,7 +79,7 @@ def summary(boards: Boards) -> Table:
     by_name = {where: {entry.name: entry for entry in entries} for where, entries in boards.items()}
     rows = [
         [
-            f"**{row}**" if "CProp" in row else row,
+            bold_with_cprop(row),
             f"{benchmark_score(own):.2f}",
             *(part_in_words(by_name[where][row], 0) for where in boards),
         ]
@@ -125,9 +125,7 @@ def comparison(boards: Boards) -> Table:
         for entry in entries:
             compared = "" if entry is own else f" ({difference(entry.runs, own.runs)})"
             cells.setdefault(entry.name, {})[where] = shown(entry.end()) + compared
-    rows = [
-        [f"**{row}**" if "CProp" in row else row, *(cells[row][where] for where in boards)] for row in _by_rank(boards)
-    ]
+    rows = [[bold_with_cprop(row), *(cells[row][where] for where in boards)] for row in _by_rank(boards)]
     return Table(["optimizer", *boards], rows)
 
 

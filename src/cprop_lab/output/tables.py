@@ -22,7 +22,7 @@ from cprop_lab.analysis.spread import NOTHING, shown
 from cprop_lab.run.evaluation import METRICS
 from cprop_lab.store import Run, measured
 
-__all__ = ["Table", "all_runs", "decay", "final_values", "folded", "scoreboard", "times_to_target"]
+__all__ = ["Table", "all_runs", "bold_with_cprop", "decay", "final_values", "folded", "scoreboard", "times_to_target"]
 
 BETWEEN: Final = 2
 """Spaces that rich puts around a column's text in a table without a box."""
@@ -136,6 +136,16 @@ def scoreboard(entries: Sequence[Entry]) -> Table:
         for entry in entries
     ]
     return Table(headings, rows)
+
+
+def bold_with_cprop(row: str) -> str:
+    """The name of a row in Markdown, bold if it has CProp.
+
+    Example:
+        >>> bold_with_cprop("CProp(Adam)"), bold_with_cprop("Adam")
+        ('**CProp(Adam)**', 'Adam')
+    """
+    return f"**{row}**" if "CProp" in row else row
 
 
 def decay(entry: Entry) -> str:
