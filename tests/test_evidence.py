@@ -138,6 +138,9 @@ def test_where_muon_ties_on_the_convolutional_network():
     assert not difference(rows["CProp(Muon), averaged"], rows["Muon, cosine"]).counts
 
 
+FINALIST = "CProp(Muon), layer mean, beta2 = 0.999, averaged, own rate"
+
+
 @pytest.mark.parametrize(
     ("workload", "without", "decaying", "schedule_free"),
     [("fmnist-cnn", 1, 1, 1), ("ptb-lstm-small", 1, 1, 1), ("ptb-transformer", -1, -1, 0), ("ptb-gpt", 1, 0, 1)],
@@ -145,7 +148,7 @@ def test_where_muon_ties_on_the_convolutional_network():
 def test_the_finalist_beside_its_controls_and_schedule_free(workload, without, decaying, schedule_free):
     """1 where the finalist's final training loss is lower, -1 where it is higher, and 0 for a tie."""
     rows = {entry.name: entry.runs for entry in scores(*KEPT[f"finalists-{workload}"])}
-    finalist = rows["CProp(Muon), layer mean, beta2 = 0.999, averaged, own rate"]
+    finalist = rows[FINALIST]
     for name, sign in (
         ("Muon, beta2 = 0.999, averaged, own rate", without),
         ("Muon, beta2 = 0.999, inverse square root, averaged, own rate", decaying),
@@ -153,6 +156,24 @@ def test_the_finalist_beside_its_controls_and_schedule_free(workload, without, d
     ):
         found = difference(finalist, rows[name])
         assert (found.counts and math.copysign(1, found.mean)) == sign, name
+
+
+@pytest.mark.parametrize(
+    ("workload", "lower", "higher"),
+    [
+        ("fmnist-cnn", FINALIST, None),  # lower than all others
+        ("ptb-lstm-small", FINALIST, None),
+        ("ptb-gpt", FINALIST, "Muon, averaged"),
+        ("ptb-gpt", "Muon, cosine", FINALIST),
+        ("ptb-transformer", "Muon, beta2 = 0.999, averaged, own rate", "Schedule-Free AdamW"),
+    ],
+)
+def test_which_rows_of_the_finalists_boards_end_lower(workload, lower, higher):
+    rows = {entry.name: entry.runs for entry in scores(*KEPT[f"finalists-{workload}"])}
+    for name in rows.keys() - {lower} if higher is None else [higher]:
+        found = difference(rows[lower], rows[name])
+        assert found.counts, name
+        assert found.mean > 0, name
 
 
 def test_no_two_scoreboards_share_timings():
