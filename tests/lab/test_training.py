@@ -236,7 +236,7 @@ def test_a_late_start_is_the_optimizer_without_cprop_until_there(base):
 
 def test_which_rows_know_when_the_run_ends():
     """They are run anew at a quarter of the length; the others are read off their curves."""
-    names = ("adamw", "adamw+cosine", "adamw+wsd", "adamw+rsqrt", "cprop-adamw+rsqrt+average", "ademamix")
+    names = ("adamw", "adamw+cosine", "adamw+wsd", "muon+inverse", "cprop-adamw+rsqrt+average", "ademamix")
     assert [name for name in names if BLOBS.replace(optimizer=name).optimizer_name.knows_horizon] == [
         "adamw+cosine",
         "adamw+wsd",

@@ -239,7 +239,12 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
-SCHEDULES: Final[Mapping[str, str]] = {"cosine": "cosine", "wsd": "stable, then decay", "rsqrt": "inverse square root"}
+SCHEDULES: Final[Mapping[str, str]] = {
+    "cosine": "cosine",
+    "wsd": "stable, then decay",
+    "rsqrt": "inverse square root",
+    "inverse": "inverse time",
+}
 """What may decay the learning rate, and what figures call it; see ``optimizers.factor``."""
 
 AVERAGES: Final[Mapping[str, str]] = {"ema": "averaged", "average": "averaged"}
@@ -292,7 +297,7 @@ def parse(name: str) -> OptimizerName:
     if match is None or match[2] not in RECIPES:
         raise ValueError(
             f"unknown optimizer {name!r}: choose one of {', '.join(RECIPES)}, optionally with cprop- before it, and "
-            "after it +cosine, +wsd or +rsqrt for a schedule and +average for averaged weights"
+            "after it +cosine, +wsd, +rsqrt or +inverse for a schedule and +average for averaged weights"
         )
     if match[1] and RECIPES[match[2]].alone:
         raise ValueError(

@@ -30,7 +30,7 @@ STABLE: Final = 0.8
 """The part of the run after which ``+wsd`` decays."""
 
 HORIZON: Final = 1_000
-"""Steps after which ``+rsqrt`` decays: those that CProp's statistics look back by default, so that neither is tuned."""
+"""Steps after which ``+rsqrt`` and ``+inverse`` decay: as many as CProp's statistics look back, so none is tuned."""
 
 
 class LateStart(LRScheduler):
@@ -65,6 +65,8 @@ def factor(step: int, iterations: int, warmup: int = 0, schedule: str = "") -> f
         [1.0, 0.5, 0.0]
         >>> [factor(step, 100, schedule="rsqrt") for step in (0, 3_000, 8_000)]  # however long the run will be
         [1.0, 0.5, 0.3333333333333333]
+        >>> [factor(step, 100, schedule="inverse") for step in (0, 1_000, 3_000)]
+        [1.0, 0.5, 0.25]
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -74,6 +76,8 @@ def factor(step: int, iterations: int, warmup: int = 0, schedule: str = "") -> f
         return min(1.0, (iterations - step) / (iterations * (1 - STABLE)))
     if schedule == "rsqrt":
         return 1 / math.sqrt(1 + (step - warmup) / HORIZON)
+    if schedule == "inverse":
+        return 1 / (1 + (step - warmup) / HORIZON)
     return 1.0
 
 

@@ -49,8 +49,8 @@ class Specification:
     Args:
         workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
         optimizer: a name of ``cprop_lab.run.names.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
-            and ``+wsd`` after it decay the learning rate to zero, ``+rsqrt`` like the inverse square root of time, and
-            ``+average`` averages the weights for evaluation.
+            and ``+wsd`` after it decay the learning rate to zero, ``+rsqrt`` and ``+inverse`` like the inverse square
+            root and the inverse of time, and ``+average`` averages the weights for evaluation.
         lr: the learning rate, at the start where it decays.
         seed: of the initial weights, the order of the data, augmentation and dropout.
         iterations: number of steps.
