@@ -195,9 +195,9 @@ def test_all_workloads_in_one_table_and_one_figure(store):
 
 def test_final_losses_of_all_workloads_are_compared_to_those_of_cprops_row(store):
     low = [4.0, 0.02, 0.02, 0.02, 0.02]
-    losses = {"adam": [ADAM] * 3, "adamw+cosine": [low] * 3, "sgd": [SLOW] * 3, "cprop-adam": [COSINE] * 3}
+    losses = {"adam": [ADAM] * 3, "adamw+cosine": [low] * 3, "cprop-sgd": [SLOW] * 3, "cprop-adam": [COSINE] * 3}
     entries = scoreboard.score(*keep(store, losses, {}))
-    boards = {"one": entries, "another": [entry for entry in entries if entry.name != "SGD"]}
+    boards = {"one": entries, "another": [entry for entry in entries if entry.name != "CProp(SGD)"]}
     compared = {row[0]: row[1].partition(" (")[2] for row in profile.comparison(boards).rows}
     assert compared == {"AdamW, cosine": "0.48 lower)", "**CProp(Adam)**": "", "Adam": "0.5 higher)"}
     figure = profile.final_losses(boards)

@@ -118,15 +118,20 @@ def final_losses(boards: Boards, title: str = "") -> Figure:
 
 
 def comparison(boards: Boards) -> Table:
-    """Final training losses on every workload, and how much lower or higher they are than those of CProp's only row."""
-    cells: dict[str, dict[str, str]] = {}
-    for where, entries in boards.items():
-        (own,) = (entry for entry in entries if entry.specification.optimizer_name.cprop)
-        for entry in entries:
-            compared = "" if entry is own else f" ({difference(entry.runs, own.runs)})"
-            cells.setdefault(entry.name, {})[where] = shown(entry.end()) + compared
-    rows = [[bold_with_cprop(row), *(cells[row][where] for where in boards)] for row in _by_rank(boards)]
-    return Table(["optimizer", *boards], rows)
+    """Final training losses on every workload, and how much lower or higher they are than those of CProp's row.
+
+    Args:
+        boards: the rows of each workload; one of those that all have is with CProp.
+    """
+    shared = _by_rank(boards)
+    (ours,) = (row for row in shared if "CProp" in row)
+    cells: dict[str, list[str]] = {row: [] for row in shared}
+    for entries in boards.values():
+        by_name = {entry.name: entry for entry in entries}
+        for row, texts in cells.items():
+            compared = "" if row == ours else f" ({difference(by_name[row].runs, by_name[ours].runs)})"
+            texts.append(shown(by_name[row].end()) + compared)
+    return Table(["optimizer", *boards], [[bold_with_cprop(row), *texts] for row, texts in cells.items()])
 
 
 def _by_rank(boards: Boards) -> list[str]:
