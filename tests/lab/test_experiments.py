@@ -28,7 +28,8 @@ def test_all_are_there():
     beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
     candidates = [f"candidates-{workload}" for workload in ("fmnist-fc", "ptb-gpt")]
     finalists = [f"finalists-{board}" for board in (*boards[:4], "ptb-gpt")]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *candidates, *finalists]
+    later = [*candidates, *finalists, "finalist-rates-fmnist-cnn", "finalist-rates-ptb-lstm-small"]
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *later]
 
 
 def test_finalists_run_beside_the_scoreboards_rows_and_are_tuned_like_them():
@@ -58,7 +59,7 @@ def test_every_run_of_every_experiment_can_be_specified(experiment, preset):
         resolve(specification)  # knows its optimizer's settings
     # A row's own rate is not known before it is selected.
     alike = [
-        (v.optimizer, tuple(v.settings.items()), v.options.get("dropout"), v.batch_size, v.workload, v.places)
+        (v.optimizer, tuple(v.settings.items()), v.options.get("dropout"), v.batch_size, v.workload, v.places, v.lr)
         for v in experiment.variants
     ]
     assert len(set(specifications)) == len(set(alike)) * preset.seeds
@@ -91,6 +92,19 @@ def test_smaller_rates_are_places_of_the_grid_below_the_selected_one():
         ("sgd", 0.09),
         ("sgd", 0.03),
     ]
+
+
+def test_given_learning_rates_are_not_selected():
+    asked = []
+
+    def run(specifications):
+        asked.extend(specifications)
+        return []
+
+    about = EXPERIMENTS["finalist-rates-ptb-lstm-small"].run(PRESETS["reduced"], run, select=True)
+    assert {s.lr for s in asked} == {0.009, 0.015, 0.03}
+    assert {s.iterations for s in asked} == {PRESETS["reduced"].lengths["ptb-lstm-small"].iterations}
+    assert about["learning_rates"] == {}
 
 
 def test_cprop_has_the_learning_rate_of_its_optimizer():

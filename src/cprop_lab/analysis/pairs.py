@@ -130,5 +130,5 @@ def pairs(runs: Iterable[Run]) -> dict[str, Pair]:
 
 
 def pairs_of(manifest: Manifest, runs: Sequence[Run]) -> dict[str, Pair]:
-    """An experiment's pairs; none in a search for learning rates, which compares each optimizer with itself."""
-    return {} if manifest["kind"] == "learning-rates" else pairs(runs)
+    """An experiment's pairs; none where each optimizer is compared with itself, at other learning rates."""
+    return {} if manifest["kind"] in ("learning-rates", "rates") else pairs(runs)

@@ -335,6 +335,29 @@ FINALISTS: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     ("adamw+average", {}),
 )
 
+# Rates a factor of three apart, tuned on runs a quarter as long, leave a doubt where the finalist led.
+RATES: Final = (0.009, 0.015, 0.03)
+RATES_DECAY: Final[Mapping[str, float]] = {"ptb-lstm-small": 0.1, "fmnist-cnn": 0.0}
+"""The weight decay that the boards selected for the finalist."""
+
+_RATES: Final = tuple(
+    Experiment(
+        f"finalist-rates-{workload}",
+        f"Learning rates of the finalist and its controls: {title}",
+        "beyond the paper",
+        "No claim of the paper: is one scale per layer more than a smaller rate, or a decay?",
+        [
+            Variant(workload, optimizer, size, {**settings, "weight_decay": RATES_DECAY[workload]}, lr=lr)
+            for optimizer, settings in (*FINALISTS[:3], ("muon+inverse+average", LONG))
+            for lr in RATES
+        ],
+        kind="rates",
+        panels=("train_loss",),
+    )
+    for workload, title, size in WORKLOADS
+    if workload in RATES_DECAY
+)
+
 _FINALISTS: Final = tuple(
     Scoreboard(
         f"finalists-{workload}",
@@ -352,5 +375,5 @@ _FINALISTS: Final = tuple(
 )
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
-    e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS, *_CANDIDATES, *_FINALISTS)
+    e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS, *_CANDIDATES, *_FINALISTS, *_RATES)
 }

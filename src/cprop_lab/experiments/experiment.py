@@ -16,7 +16,7 @@ from cprop_lab.store import Run
 
 __all__ = ["Experiment", "RunAll", "Variant"]
 
-FigureKind = Literal["curves", "histogram", "learning-rates", "scoreboard"]
+FigureKind = Literal["curves", "histogram", "learning-rates", "rates", "scoreboard"]
 
 
 RunAll = Callable[[list[Specification]], list[Run]]
@@ -34,6 +34,7 @@ class Variant:
         options: of the workload.
         places: how many places of the grid its learning rate lies above the selected one; negative if below.
         own_rate: whether a learning rate is selected for it as it is, and not for the optimizer inside.
+        lr: its learning rate, if none is selected for it.
     """
 
     workload: str
@@ -43,10 +44,11 @@ class Variant:
     options: Mapping[str, Setting] = field(default_factory=dict)
     places: int = 0
     own_rate: bool = False
+    lr: float | None = None
 
     def __hash__(self) -> int:
         details = (tuple(sorted(details.items())) for details in (self.settings, self.options))
-        return hash((self.workload, self.optimizer, self.batch_size, self.places, self.own_rate, *details))
+        return hash((self.workload, self.optimizer, self.batch_size, self.places, self.own_rate, self.lr, *details))
 
     @cached_property
     def optimizer_name(self) -> OptimizerName:
@@ -77,7 +79,7 @@ class Variant:
 
     def rate(self, selected: float) -> float:
         """Its learning rate, given the one selected for its setting."""
-        return learning_rate.grid(selected, self.places)
+        return learning_rate.grid(selected, self.places) if self.lr is None else self.lr
 
     def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
         """Its run at a preset's length."""
@@ -112,7 +114,7 @@ class Experiment:
         figure: the paper's.
         claim: what the figure shows according to the paper, in its words; or why there is no such claim.
         variants: its curves.
-        kind: how it is drawn.
+        kind: how it is drawn; ``learning-rates`` are searched for, and ``rates`` are given.
         panels: which columns of the curves are drawn.
         first_seed: of its runs.
     """
@@ -159,8 +161,8 @@ class Experiment:
         Returns:
             Its manifest, which is stored: the ids of its runs, and what a reader should know.
         """
-        settings = {variant.setting(): variant.guess() for variant in self.variants}
-        if self.kind == "learning-rates" or (preset.select if select is None else select):
+        settings = {variant.setting(): variant.guess() for variant in self.variants if variant.lr is None}
+        if settings and (self.kind == "learning-rates" or (preset.select if select is None else select)):
             selections = self.select(preset, run, progress)
             settings = {setting: selections[setting].lr for setting in settings}
         manifest = self.manifest(preset, settings)

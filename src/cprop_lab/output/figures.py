@@ -457,7 +457,7 @@ def draw(
     """
     title = (manifest["title"] + f" · {preset(manifest)}" * bool(manifest["reduced"])) * titled
     found = {}
-    if manifest["kind"] == "learning-rates" and runs:
+    if manifest["kind"] in ("learning-rates", "rates") and runs:
         found[""] = learning_rates(runs, title)
     if manifest["kind"] == "histogram" and measured(runs, "mean_scale"):
         found[""] = histogram(runs, title)

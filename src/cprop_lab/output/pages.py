@@ -70,6 +70,7 @@ def section(experiment: Kept) -> str:
         "curves": _pairs,
         "histogram": _scales,
         "learning-rates": _searches,
+        "rates": _searches,
         "scoreboard": _scores,
     }
     return f"{by_kind[experiment.about['kind']](experiment)}\n\n{_made(experiment)}"
