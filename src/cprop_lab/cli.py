@@ -330,6 +330,8 @@ def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], fol
         console.print(tables.scoreboard(entries))
     elif found := pairs_of(manifest, runs):
         _print_verdicts(found, tables=False)
+    elif manifest["kind"] == "rates" and runs:
+        console.print(tables.final_values(runs))
     elif manifest["kind"] == "learning-rates":
         for optimizer, lr in manifest["learning_rates"].items():
             console.print(f"Learning rate of {optimizer}: {lr:g}", highlight=False, soft_wrap=True)

@@ -255,6 +255,14 @@ def test_many_searches_for_learning_rates_have_a_row_each(make):
     assert not [x for line in draws(figures.learning_rates(none)).axes[0].lines for x in line.get_xdata()]
 
 
+def test_given_learning_rates_have_a_row_for_each_optimizer(make):
+    runs = make({specification(name, lr=lr): [8, 20 * lr] for name in ("sgd", "adam") for lr in (0.1, 0.3)})
+    manifest = {"title": "Rates", "kind": "rates", "preset": "smoke", "reduced": False}
+    (axes,) = draws(figures.draw(manifest, runs)[""]).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["SGD", "Adam"]
+    assert [len(line.get_xdata()) for line in axes.lines] == [2, 2]
+
+
 def test_learning_rates_that_all_diverged(make):
     runs = make({specification("sgd"): [8, 90]}, status="diverged")
     assert not draws(figures.learning_rates(runs)).axes[0].texts

@@ -176,7 +176,7 @@ def test_the_page_stays_small_however_many_runs_there_are(store, tmp_path):
     assert (tmp_path / "folder" / "report-runs" / "fmnist-fc-reduced.csv").read_text().count("\n") == 1201
 
 
-@pytest.mark.parametrize("kind", ["curves", "histogram", "learning-rates"])
+@pytest.mark.parametrize("kind", ["curves", "histogram", "learning-rates", "rates"])
 def test_an_experiment_without_finished_runs(store, tmp_path, kind):
     keep(store, ["feedfeedfeedfeed"], kind=kind)
     text, page = page_of(store, tmp_path)

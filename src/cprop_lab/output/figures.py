@@ -219,12 +219,20 @@ def histogram(runs: Sequence[Run], title: str = "") -> Figure:
 # The search for a learning rate.
 
 
+PANELS: Final = 12
+"""The most searches that have a panel each."""
+
+
 @styled()
-def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
+def learning_rates(runs: Sequence[Run], title: str = "", panels: int = PANELS) -> Figure:
     """The final training loss against the learning rate: a panel for each optimizer, with the best one marked.
 
-    Where a seed diverged there is no mean; such a learning rate has a cross at the top edge. More than :data:`PANELS`
-    optimizers have a row each instead.
+    Where a seed diverged there is no mean; such a learning rate has a cross at the top edge.
+
+    Args:
+        runs: of any optimizers and learning rates.
+        title: above all.
+        panels: more optimizers than that have a row each instead.
 
     Raises:
         ValueError: if there are no runs.
@@ -236,7 +244,7 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
         # Any learning rate will do to name the search.
         searches.setdefault(group.replace(lr=1.0), {})[group.lr] = own
     named = names(searches)
-    if len(searches) > PANELS:
+    if len(searches) > panels:
         return _searches_in_rows({named[search]: found for search, found in searches.items()}, title)
     drawn = looks(named)
     places = by_workload(searches)
@@ -244,14 +252,14 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
     columns = math.ceil(len(searches) / lines)
     figure = Figure(figsize=(WIDTH if columns > 2 else WIDTH * 0.75, 2.5 * lines + 0.3))
     grid = figure.subplots(lines, columns, squeeze=False)
-    panels = iter(grid.flat)
+    free = iter(grid.flat)
     for where, members in places.items():
         # Losses of one workload are comparable, so they share a range.
         ends = [final_loss(run) for search in members for own in searches[search].values() for run in own]
-        for search, axes in zip(members, panels, strict=False):
+        for search, axes in zip(members, free, strict=False):
             axes.set_title(named[search] + f"\n{where}" * (len(places) > 1), fontweight="bold")
             _search(axes, searches[search], drawn[named[search]], [loss for loss in ends if math.isfinite(loss)])
-    for axes in panels:
+    for axes in free:
         axes.set_axis_off()
     for axes in grid[:, 0]:
         axes.set_ylabel("final training loss")
@@ -261,10 +269,6 @@ def learning_rates(runs: Sequence[Run], title: str = "") -> Figure:
         handles.append(Line2D([], [], label="a seed diverged", color="0.3", **CROSS))
     legend(figure, handles, _over_seeds_words(runs, "line", "bar") + "; dots: single seeds")
     return figure
-
-
-PANELS: Final = 12
-"""The most searches that have a panel each."""
 
 
 def _searches_in_rows(searches: Mapping[str, Mapping[float, Sequence[Run]]], title: str) -> Figure:
@@ -457,8 +461,10 @@ def draw(
     """
     title = (manifest["title"] + f" · {preset(manifest)}" * bool(manifest["reduced"])) * titled
     found = {}
-    if manifest["kind"] in ("learning-rates", "rates") and runs:
+    if manifest["kind"] == "learning-rates" and runs:
         found[""] = learning_rates(runs, title)
+    if manifest["kind"] == "rates" and runs:
+        found[""] = learning_rates(runs, title, panels=0)
     if manifest["kind"] == "histogram" and measured(runs, "mean_scale"):
         found[""] = histogram(runs, title)
     if manifest["kind"] in ("curves", "scoreboard") and runs:
