@@ -285,6 +285,10 @@ CANDIDATES: Final[Mapping[str, Sequence[tuple[str, Mapping[str, Setting]]]]] = {
         ("gpa-cprop", {"measure": "relative_3"}),
         # The right count, and other shapes.
         *(("cprop-adamw+average", {"cprop_measure": shape}) for shape in ("exact_count", "wiener", "positive_part")),
+        # Around SGD, where the shape "wiener" minimises the expected error of a step.
+        *((name, {}) for name in ("sgd+average", "cprop-sgd+average")),
+        ("cprop-sgd+average", {"cprop_measure": "wiener"}),
+        ("cprop-sgd+average", {"cprop_measure": "relative_3", "fused": False}),
     ),
     "ptb-gpt": (
         *((peer, {}) for peer in ("muon+average", "cprop-muon+average")),
