@@ -195,16 +195,17 @@ def thousands(value: float) -> str:
     return f"{value / 1000:.6g}k" if value >= 1000 else plain(value)
 
 
-def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float, number: int = 6) -> None:
     """A logarithmic axis with plain numbers at its ticks; matplotlib's are powers of ten, often one or none."""
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     axis = axes.xaxis if which == "x" else axes.yaxis
     decades = math.log10(high / low)
-    ticks(axis, 6, plain)  # for a range with hardly a power of ten in it
+    ticks(axis, number, plain)  # for a range with hardly a power of ten in it
     if decades > 0.6:
         # Only powers of ten, where there are enough of them.
-        subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,)
-        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=6))
+        per_tick = decades / number
+        subs = (1, 2, 5) if per_tick < 0.25 else (1, 3) if per_tick < 0.42 else (1,)
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=number))
     axis.set_minor_formatter(ticker.NullFormatter())
 
 

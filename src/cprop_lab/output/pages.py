@@ -125,7 +125,7 @@ def _searches(experiment: Kept) -> str:
     for name in sorted(searched, key=lambda name: fmean(searched[name][best[name]])):
         tried = {lr: f"{lr:g}: {shown(own, nothing='diverged')}" for lr, own in sorted(searched[name].items())}
         rows.append([name, "; ".join(f"**{text}**" if lr == best[name] else text for lr, text in tried.items())])
-    return Table(["", "learning rate: final training loss (the selected one in bold)"], rows).markdown()
+    return Table(["", "learning rate: final training loss (the lowest in bold)"], rows).markdown()
 
 
 def named(run: Run) -> str:

@@ -110,7 +110,7 @@ def final_losses(boards: Boards, title: str = "") -> Figure:
         ends = [loss for own in losses.values() for loss in own]
         ticks(axes.xaxis, 3, plain)
         if max(ends) > 3 * min(ends):
-            logarithmic(axes, "x", min(ends) / 1.3, max(ends) * 1.3)
+            logarithmic(axes, "x", min(ends) / 1.3, max(ends) * 1.3, 3)
     name_rows(panels, ranked)
     figure.supxlabel("final training loss; dots: single seeds, line: their mean; bold: with CProp", fontsize=8)
     entitle(figure, title)
