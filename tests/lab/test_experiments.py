@@ -28,8 +28,9 @@ def test_all_are_there():
     beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
     candidates = [f"candidates-{workload}" for workload in ("fmnist-fc", "ptb-gpt")]
     finalists = [f"finalists-{board}" for board in (*boards[:4], "ptb-gpt")]
-    later = [*candidates, *finalists, "finalist-rates-fmnist-cnn", "finalist-rates-ptb-lstm-small"]
-    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *later]
+    later = [*candidates, *finalists, *(f"finalist-rates-{board}" for board in ("fmnist-cnn", "ptb-lstm-small"))]
+    rates = "candidate-rates-fmnist-fc"
+    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *later, rates]
 
 
 def test_finalists_run_beside_the_scoreboards_rows_and_are_tuned_like_them():
@@ -48,7 +49,7 @@ def test_candidates_have_seeds_that_no_scoreboard_uses():
         for name, experiment in EXPERIMENTS.items()
     }
     assert seeds["candidates-fmnist-fc"] == {100, 101, 102}
-    assert all(max(own) < 10 for name, own in seeds.items() if not name.startswith("candidates-"))
+    assert all(max(own) < 10 for name, own in seeds.items() if not name.startswith("candidate"))
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -339,30 +339,52 @@ FINALISTS: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
     ("adamw+average", {}),
 )
 
-# Rates a factor of three apart, tuned on runs a quarter as long, leave a doubt where the finalist led.
+# Rates a factor of three apart, tuned on runs a quarter as long, leave a doubt where rows are close.
 RATES: Final[Mapping[str, tuple[float, Sequence[float]]]] = {
     "fmnist-cnn": (0.0, (0.003, 0.009, 0.015)),
     "ptb-lstm-small": (0.1, (0.009, 0.015, 0.03)),
 }
 """The weight decay that the boards selected for the finalist, and rates around its own."""
 
-_RATES: Final = tuple(
+AROUND_ADAMW: Final[Sequence[tuple[str, Mapping[str, Setting]]]] = (
+    *((peer, {}) for peer in ("adamw+average", "schedule-free-adamw", "cprop-adamw+average")),
+    ("cprop-adamw+average", {"cprop_measure": "relative_3", "fused": False}),
+    ("cprop-adamw+average", {"cprop_measure": "wiener"}),
+)
+
+_RATES: Final = (
+    *(
+        Experiment(
+            f"finalist-rates-{workload}",
+            f"Learning rates of the finalist and its controls: {title}",
+            "beyond the paper",
+            "No claim of the paper: is one scale per layer more than a smaller rate, or a decay?",
+            [
+                Variant(workload, optimizer, size, {**settings, "weight_decay": weight_decay}, lr=lr)
+                for optimizer, settings in (*FINALISTS[:3], ("muon+inverse+average", LONG))
+                for lr in lrs
+            ],
+            kind="rates",
+            panels=("train_loss",),
+        )
+        for workload, title, size in WORKLOADS
+        if workload in RATES
+        for weight_decay, lrs in [RATES[workload]]
+    ),
     Experiment(
-        f"finalist-rates-{workload}",
-        f"Learning rates of the finalist and its controls: {title}",
+        "candidate-rates-fmnist-fc",
+        "Learning rates of candidates around AdamW: Fashion-MNIST, fully-connected network",
         "beyond the paper",
-        "No claim of the paper: is one scale per layer more than a smaller rate, or a decay?",
+        "No claim of the paper: is a candidate ahead of Schedule-Free AdamW in runs of full length?",
         [
-            Variant(workload, optimizer, size, {**settings, "weight_decay": weight_decay}, lr=lr)
-            for optimizer, settings in (*FINALISTS[:3], ("muon+inverse+average", LONG))
-            for lr in lrs
+            Variant("fmnist-fc", optimizer, settings=settings, lr=lr)
+            for optimizer, settings in AROUND_ADAMW
+            for lr in (3e-4, 1e-3, 3e-3)
         ],
         kind="rates",
         panels=("train_loss",),
-    )
-    for workload, title, size in WORKLOADS
-    if workload in RATES
-    for weight_decay, lrs in [RATES[workload]]
+        first_seed=100,
+    ),
 )
 
 _FINALISTS: Final = tuple(
