@@ -225,6 +225,18 @@ def test_the_finalist_ends_nearest_to_the_inverse_of_time_at_every_rate(workload
         assert min(RATES[1:], key=lambda name: abs(rows[name][lr] - loss)) == "Muon, inverse time"
 
 
+def test_no_candidate_around_adamw_is_ahead_of_schedule_free():
+    """And telling elements apart gains as much without slowing down, at about a third of the rate."""
+    best = {}
+    for run in KEPT["candidate-rates-fmnist-fc"].runs:
+        best[run.specification.label] = min(final_loss(run), best.get(run.specification.label, math.inf))
+    ahead, *close, plain = sorted(best, key=best.get)
+    assert ahead == "Schedule-Free AdamW"
+    assert plain == "AdamW, averaged"
+    assert best[ahead] < 0.8 * min(best[name] for name in close)
+    assert max(best[name] for name in close) < 0.7 * best[plain]
+
+
 def test_no_two_scoreboards_share_timings():
     """They were measured on different days, when the machine had different speeds."""
     timings = [run.run_id for board in KEPT.values() for run in board.timings]

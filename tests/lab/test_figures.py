@@ -244,13 +244,14 @@ def test_many_searches_for_learning_rates_have_a_row_each(make):
         for i, own in enumerate(settings)
         for lr in (0.1, 0.3)
     }
-    runs = make(found) + make({specification("adam", lr=1.0, settings=settings[0]): [8, 90]}, status="diverged")
+    runs = make(found | {specification("adam", lr=1e-3, settings=settings[1]): [8, 80]})  # nothing learnt
+    runs += make({specification("adam", lr=1.0, settings=settings[0]): [8, 90]}, status="diverged")
     (axes,) = draws(figures.learning_rates(runs)).axes
     lowest_first = [label.get_text() for label in axes.get_yticklabels()]
     assert (lowest_first[0], lowest_first[-1]) == ("Adam, beta1 = 0.912", "Adam")
-    assert [len(line.get_xdata()) for line in axes.lines] == [len(settings), len(settings), 0]
+    assert [len(line.get_xdata()) for line in axes.lines] == [0, len(settings), len(settings), 0]
     caption = axes.figure.legends[0].get_title().get_text()
-    assert caption == "learning rate; one seed; where a seed diverged there is no dot"
+    assert caption == "learning rate; one seed; no dot where a seed diverged or the loss is above 28"
     none = make({specification("adam", settings=own): [8, 90] for own in settings}, status="diverged")
     assert not [x for line in draws(figures.learning_rates(none)).axes[0].lines for x in line.get_xdata()]
 

@@ -271,6 +271,10 @@ def learning_rates(runs: Sequence[Run], title: str = "", panels: int = PANELS) -
     return figure
 
 
+OFF: Final = 5
+"""Dots are drawn up to so many times the highest of the optimizers' lowest losses."""
+
+
 def _searches_in_rows(searches: Mapping[str, Mapping[float, Sequence[Run]]], title: str) -> Figure:
     """A row for each optimizer, from the one with the lowest loss down: a dot for each learning rate."""
     losses = {
@@ -279,7 +283,9 @@ def _searches_in_rows(searches: Mapping[str, Mapping[float, Sequence[Run]]], tit
     }
     ordered = sorted(losses, key=lambda name: min(losses[name].values()))
     rates = sorted({lr for found in losses.values() for lr in found})
-    ends = [loss for found in losses.values() for loss in found.values() if math.isfinite(loss)]
+    # A rate at which nothing was learnt would squeeze all others into a corner.
+    furthest = OFF * max((low for found in losses.values() if math.isfinite(low := min(found.values()))), default=0.0)
+    ends = [loss for found in losses.values() for loss in found.values() if loss <= furthest]
     figure = Figure(figsize=(WIDTH, 0.26 * len(ordered) + 0.8))
     axes = figure.subplots()
     axes.set_xlabel("final training loss")
@@ -289,14 +295,15 @@ def _searches_in_rows(searches: Mapping[str, Mapping[float, Sequence[Run]]], tit
     axes.invert_yaxis()
     handles = []
     for lr, shade in zip(rates, colormaps["viridis"](np.linspace(0, 0.95, len(rates))), strict=True):
-        rows = [row for row, name in enumerate(ordered) if math.isfinite(losses[name].get(lr, math.inf))]
+        rows = [row for row, name in enumerate(ordered) if losses[name].get(lr, math.inf) <= furthest]
         look: Look = {"linestyle": "", "marker": "o", "markersize": 5, "color": shade}
         axes.plot([losses[ordered[row]][lr] for row in rows], rows, **look)
         handles.append(Line2D([], [], label=f"{lr:g}", **look))
     seeds = len({run.specification.seed for found in searches.values() for runs in found.values() for run in runs})
-    diverged = "; where a seed diverged there is no dot" * (len(ends) < sum(map(len, losses.values())))
+    missing = f"; no dot where a seed diverged or the loss is above {furthest:.2g}"
+    caption = "learning rate; " + ("one seed" if seeds == 1 else "mean over seeds")
     entitle(figure, title)
-    legend(figure, handles, "learning rate; " + ("one seed" if seeds == 1 else "mean over seeds") + diverged)
+    legend(figure, handles, caption + missing * (len(ends) < sum(map(len, losses.values()))))
     return figure
 
 
