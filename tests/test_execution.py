@@ -57,6 +57,26 @@ def test_fused_agrees_with_the_for_loop(entry):
     assert errors.abs().max() < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", cases([e for e in TABLE if e.cls.__module__.startswith("cprop")]))
+def test_a_kernel_gives_a_part_what_it_gives_the_whole(entry):
+    """To the bit, wherever a tensor is cut. Sharding rests on it, and compilers treat a loop's last elements apart."""
+
+    def trained(*parts):
+        normal = torch.Generator().manual_seed(0)
+        params = [p.clone().requires_grad_() for p in torch.randn(91, generator=normal).to(DEVICE).split(parts)]
+        optimizer = entry.build(params, fused=True)
+        for _ in range(8):
+            for p, grad in zip(params, torch.randn(91, generator=normal).to(DEVICE).split(parts), strict=True):
+                p.grad = grad
+            optimizer.step()
+        return torch.cat(params)
+
+    whole = trained(91)
+    for cut in (1, 16, 49, 80):
+        assert torch.equal(trained(cut, 91 - cut), whole)
+
+
 @pytest.mark.parametrize(
     ("dtype", "way"),
     [
