@@ -11,6 +11,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, foretell, report
+from benchmarks.summary import WORKLOADS
 from PIL import Image
 
 from cprop_lab.analysis.curves import final_loss
@@ -184,7 +185,7 @@ def test_which_rows_of_the_finalists_boards_end_lower(workload, lower, higher):
         assert found.mean > 0, name
 
 
-@pytest.mark.parametrize("workload", ["fmnist-fc", "fmnist-cnn", "ptb-lstm-small", "ptb-transformer", "ptb-gpt"])
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_muon_with_a_decay_and_averaged_weights_beside_cprop_and_schedule_free(workload):
     """The advice of the guide: it is behind neither on any workload."""
     finalists, others = (

@@ -77,6 +77,18 @@ def test_a_kernel_gives_a_part_what_it_gives_the_whole(entry):
         assert torch.equal(trained(cut, 91 - cut), whole)
 
 
+@pytest.mark.slow
+def test_kernels_add_products_of_integers_exactly():
+    def run(x, y, numbers):
+        x.copy_(x * y + y * y)
+        return ()
+
+    example = [compiled.vector(torch.device("cpu"), torch.int64).zero_() for _ in range(2)]
+    x, y, numbers = torch.tensor([2**40 + 1]), torch.tensor([3]), torch.zeros(1)
+    compiled.traced(run, [*example, numbers], threads=False)(x, y, numbers)
+    assert x.item() == (2**40 + 1) * 3 + 9
+
+
 @pytest.mark.parametrize(
     ("dtype", "way"),
     [

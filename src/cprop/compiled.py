@@ -271,14 +271,14 @@ def choose_products(graph: torch.fx.Graph) -> None:
 
     Left to itself, the compiler chooses for every loop anew, and the last elements of a tensor have a loop of their
     own. Where GCC does not know the processor, their results depend on how long the tensor is, and those of a shard on
-    where it was cut.
+    where it was cut. Sums of integers stay as they are: a fused one is computed in floating point.
     """
     from torch._inductor.inductor_prims import fma
 
     add, multiply = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
     for node in list(graph.nodes):
         products = [x for x in node.args if isinstance(x, torch.fx.Node) and x.target is multiply]
-        if node.target is add and len(products) == 2 and not node.kwargs:
+        if node.target is add and len(products) == 2 and not node.kwargs and node.meta["val"].is_floating_point():
             first, second = products
             with graph.inserting_before(node):
                 total = graph.call_function(fma, (*first.args, second))
