@@ -13,7 +13,7 @@ from hypothesis import settings
 # Several tests run at once. With more than one thread each, they would spend most of their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, here and in other processes
 
-SOURCE = Path(__file__).parent / "src"
+SOURCES = [Path(__file__).parent / folder for folder in ("src", "cprop-lab/src", "evidence", "research")]
 
 ON_DEVICE = {
     *("test_equivalence", "test_execution", "test_resume", "test_storage", "test_contract"),
@@ -40,7 +40,11 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path):
     """A module without an example is not imported: some import frameworks that take seconds."""
-    ours = collection_path.suffix == ".py" and SOURCE in collection_path.parents
+    ours = (
+        collection_path.suffix == ".py"
+        and set(SOURCES) & set(collection_path.parents)
+        and not collection_path.name.startswith("test_")
+    )
     return True if ours and ">>>" not in collection_path.read_text() else None
 
 

@@ -3,5 +3,3 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EVIDENCE = ROOT / "evidence"
-IMAGES = ROOT / "docs" / "images" / "results"

@@ -27,8 +27,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
 SLOW = tuple(
     f"tests/test_{name}.py" for name in ("contract", "distributed", "distributed_checkpoint", "execution", "storage")
 )
-ELSEWHERE = ("tests/lab", *(f"tests/test_{name}.py" for name in ("evidence", "prose", "readme")))
-"""Tests of the laboratory and of pages that need it."""
 ABOUT = """
 import json, platform, torch
 from cprop.compiled import unavailable
@@ -95,7 +93,7 @@ def row(release: str, folder: Path, slow: bool) -> dict[str, Any]:
     python = environment(release, folder)
     about = json.loads(subprocess.check_output([python, "-c", ABOUT], cwd=ROOT))
     about["minor"] = ".".join(about["torch"].split(".")[:2])
-    quick = tested(python, "-m", "not slow", "tests", *(f"--ignore={path}" for path in ELSEWHERE))
+    quick = tested(python, "-m", "not slow", "tests")
     found = {**made, **about, "quick": quick, "check": checked(python)}
     if slow:
         found["slow"] = {"commit": made["commit"], "files": SLOW, **tested(python, "-m", "slow", *SLOW)}

@@ -1,4 +1,4 @@
-"""Tracks an LSTM's cell states in the first steps: ``python -m benchmarks.cell_states``.
+"""Tracks an LSTM's cell states in the first steps: ``python -m evidence.cell_states``.
 
 Trains the language model without dropout from the start of its runs, at the learning rate selected for Adam and in the
 precision of the results. It records the carried cell states, which are the LSTM's memory between windows, and the size

@@ -1,4 +1,4 @@
-"""Cost model of a step per rank, from one GPU to ten thousand; ``python -m benchmarks.report`` writes the tables.
+"""Cost model of a step per rank, from one GPU to ten thousand; ``python -m evidence.report`` writes the tables.
 
 A step is element-wise: each rank only reads and writes its shard of a few vectors. So its time is their
 size in bytes divided by the memory bandwidth. The bytes follow from the rules; the model is compared

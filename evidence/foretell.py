@@ -1,8 +1,8 @@
-"""Does a plain Adam run foretell what CProp saves? ``python -m benchmarks.foretell --data FOLDER``.
+"""Does a plain Adam run foretell what CProp saves? ``python -m evidence.foretell --data FOLDER``.
 
 For every workload and batch size in ``evidence/`` with Adam or AdamW at a constant rate, with and without CProp: train
 the first tenth of the plain run again, with CProp's statistics but without its scale, and note what a user could read
-then. The saving comes from the committed runs. ``benchmarks.report`` correlates the two.
+then. The saving comes from the committed runs. ``evidence.report`` correlates the two.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from rich.progress import track
 from scipy.stats import rankdata, spearmanr
 
 import cprop
-from benchmarks import EVIDENCE, ROOT
 from cprop_lab.analysis.pairs import Pair, pairs
 from cprop_lab.analysis.scoreboard import scores
-from cprop_lab.output import pages
 from cprop_lab.output.tables import Table
 from cprop_lab.run.names import CPROP_DEFAULTS
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training, arithmetic, commit
+from evidence import EVIDENCE, pages
 
-RESULTS = ROOT / "benchmarks" / "results" / "foretell.json"
+RESULTS = EVIDENCE / "results" / "foretell.json"
 PART = 10
 """One of so many parts of the plain run is looked at."""
 LOST = math.erf(1 / math.sqrt(2))

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from benchmarks import EVIDENCE, IMAGES
 from cprop_lab.analysis.pairs import pairs
-from cprop_lab.output import pages
 from cprop_lab.output.drawing import COLOURS, NARROW, STYLE, save
 from cprop_lab.output.figures import BAR_ALPHA
+from evidence import EVIDENCE, IMAGES, pages
 
 PICTURE = IMAGES / "gains.png"
 EXPERIMENTS = {

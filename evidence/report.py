@@ -1,8 +1,8 @@
-"""Writes measured results into the documentation: ``python -m benchmarks.report``.
+"""Writes measured results into the documentation: ``python -m evidence.report``.
 
 A page has its tables between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``. They are generated here,
-only from ``benchmarks/results`` and the runs in ``evidence``. A test fails if a table differs, or if a sentence has a
-number that is not in the evidence.
+only from ``benchmarks/results``, ``evidence/results`` and the runs in ``evidence/experiments``. A test fails if a table
+differs, or if a sentence has a number that is not in the evidence.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import EVIDENCE, IMAGES, ROOT, cost_model, foretell, gains, summary
-from cprop_lab.output import pages
 from cprop_lab.output.tables import Table
 from cprop_lab.run.cost import Cost
+from evidence import EVIDENCE, IMAGES, ROOT, cost_model, foretell, gains, pages, summary
 
 PAGES = (
     ROOT / "README.md",
@@ -35,7 +34,8 @@ SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
 
 def results(name: str) -> Any:
     """A committed measurement."""
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    (path,) = (found for folder in (ROOT / "benchmarks", EVIDENCE) for found in folder.glob(f"results/{name}.json"))
+    return json.loads(path.read_text())
 
 
 def experiment(name: str) -> pages.Kept:
@@ -56,7 +56,7 @@ def step() -> str:
     headings = ["time relative to torch's fused Adam", *SHAPES]
     return Table(
         headings,
-        ([name, *(f"{row[shape]:.2f}" if shape in row else "" for shape in SHAPES)] for name, row in ratios().items()),
+        [[name, *(f"{row[shape]:.2f}" if shape in row else "" for shape in SHAPES)] for name, row in ratios().items()],
     ).markdown()
 
 
@@ -65,11 +65,11 @@ def memory() -> str:
     rows = [row for row in results("step")["rows"] if row["shape"] == "25M"]
     return Table(
         ["optimizer", "state, bytes per parameter", "temporary, bytes per parameter"],
-        (
+        [
             [row["name"], f"{row['state_bytes_per_parameter']:.1f}", f"{row['temporary_bytes_per_parameter']:.1f}"]
             for row in rows
             if "bare" not in row["name"]
-        ),
+        ],
     ).markdown()
 
 
@@ -100,10 +100,10 @@ def formats() -> str:
     final = results("state_formats")["final"]
     return Table(
         ["state", "training loss after 10,000 iterations", "standard deviation", "by seed"],
-        (
+        [
             [name, f"{statistics.mean(x):.4f}", f"{statistics.stdev(x):.4f}", ", ".join(f"{loss:.4f}" for loss in x)]
             for name, x in final.items()
-        ),
+        ],
     ).markdown()
 
 
@@ -163,16 +163,16 @@ def cost_by_bytes() -> str:
     )
     return Table(
         ["relative to torch's fused Adam", "by bytes", "measured, 25 M", "measured, 124 M"],
-        (
+        [
             [name, f"{predicted:.2f}", f"{measured:.2f}", f"{larger:.2f}"]
             for (name, predicted, measured), (_, _, larger) in zip(at_25, at_124, strict=True)
-        ),
+        ],
     ).markdown()
 
 
 def cost_at_scale() -> str:
     """The cost model's prediction."""
-    rows = (
+    rows = [
         [
             f"{setting.parameters / 1e9:,.0f} B" if setting.parameters < 1e12 else "1 T",
             f"{setting.ranks:,}",
@@ -183,7 +183,7 @@ def cost_at_scale() -> str:
         ]
         for setting in cost_model.SETTINGS
         for cost in cost_model.COSTS
-    )
+    ]
     headings = [
         "parameters",
         "ranks",
@@ -243,10 +243,10 @@ def store() -> str:
 def programme() -> str:
     """The cost of the paper's experiments."""
     run = results("programme")
-    rows = (
+    rows = [
         [name, *Cost(**counted).cells(run["tflops"], run["overhead_ms"])]
         for name, counted in run["experiments"].items()
-    )
+    ]
     costs = Table(["experiment", "runs", "iterations", "10¹⁵ operations", "GPU-hours, assumed"], rows).markdown()
     return f"{costs}\n\nMade by `{run['command']}`; a search for learning rates is taken to try five of them."
 
@@ -254,7 +254,7 @@ def programme() -> str:
 def monitor() -> str:
     """The cost of the monitor."""
     run = results("monitor")
-    rows = (
+    rows = [
         [
             name,
             f"{row['parameters']:,}",
@@ -263,7 +263,7 @@ def monitor() -> str:
             f"{100 * row['share']:.2f} %",
         ]
         for name, row in run["networks"].items()
-    )
+    ]
     headings = [
         "network",
         "parameters",
@@ -293,7 +293,7 @@ def cell_states() -> str:
         *(f"mean cell state, step {steps[i]}" for i in (early, -1)),
         *(f"{what}, step {steps[-1]}" for what in ("weakest layer's gradient", "mean scale", "training loss")),
     ]
-    how = "`python -m benchmarks.cell_states`; cell states where they are largest; gradients' root mean square"
+    how = "`python -m evidence.cell_states`; cell states where they are largest; gradients' root mean square"
     made = f"learning rate {found['lr']:g} and {found['precision']} but where another is named; "
     made += f"commit {', '.join(found['commits'])}"
     return f"{Table(headings, rows).markdown()}\n\n*{how}; {made}*"
@@ -317,7 +317,7 @@ def versions() -> str:
     def counts(kind: dict[str, Any] | None) -> str:
         return "" if kind is None else f"{kind['passed']:,} / {len(kind['failed'])} / {kind['skipped']}"
 
-    rows = (
+    rows = [
         [
             row["torch"],
             counts(row["quick"]),
@@ -327,7 +327,7 @@ def versions() -> str:
             f"{row['date']}, `{row['commit']}`",
         ]
         for row in found
-    )
+    ]
     headings = ["torch", "quick tests", "slow tests", "`cprop.check`", "`fused=True`", "tested"]
     (machine,) = {row["machine"] for row in found}
     (python,) = {row["python"] for row in found}

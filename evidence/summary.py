@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import EVIDENCE, IMAGES
 from cprop_lab.analysis.scoreboard import Entry, scores
-from cprop_lab.output import pages, profile
 from cprop_lab.output.drawing import save
+from evidence import EVIDENCE, IMAGES, pages, profile
 
 WORKLOADS = {
     "fmnist-fc": "Fashion-MNIST, fully connected",

@@ -343,7 +343,7 @@ def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
         ImportError,
-        match=r"Ray is not installed .*: run pip install '\.\[lab\]' in a checkout, or give --executor process",
+        match=r"Ray is not installed .*: run pip install 'ray>=2\.52', or give --executor process",
     ):
         Engine(Store(tmp_path)).run([QUICK])
 

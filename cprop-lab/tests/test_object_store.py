@@ -26,7 +26,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def served(monkeypatch, tmp_path):
-    pytest.importorskip("moto", reason="needs moto: pip install '.[nightly]'")
+    pytest.importorskip("moto", reason="needs moto: pip install './cprop-lab[nightly]'")
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 

@@ -126,7 +126,7 @@ def slurm(tmp_path, inside):
 
 def test_a_requeued_job_on_two_nodes_continues(tmp_path, slurm, inside):
     def told(*words):
-        return subprocess.check_output([*inside, *words], env=slurm, cwd=ROOT / "tests" / "lab", text=True)
+        return subprocess.check_output([*inside, *words], env=slurm, cwd=Path(__file__).parent, text=True)
 
     output, store = tmp_path / "output.txt", Store(tmp_path / "store")
     words = ["compare", "tasks:Slow", "--optimizers", "rmsprop", "--iterations", "800", "--selection-iterations", "50"]

@@ -12,7 +12,7 @@ from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Store
 
-LAB = Path(__file__).parents[2] / "src" / "cprop_lab"
+LAB = Path(__file__).parents[1] / "src" / "cprop_lab"
 
 # What each stage may import, besides itself; docs/internals.md shows the same picture.
 BELOW = {

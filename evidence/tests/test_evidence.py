@@ -10,14 +10,13 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from benchmarks import EVIDENCE, IMAGES, ROOT, cell_states, foretell, report
-from benchmarks.summary import WORKLOADS
+from evidence import EVIDENCE, IMAGES, ROOT, cell_states, foretell, pages, report
+from evidence.summary import WORKLOADS
 from PIL import Image
 
 from cprop_lab.analysis.curves import final_loss
 from cprop_lab.analysis.scoreboard import difference, scores
 from cprop_lab.experiments import EXPERIMENTS, PRESETS
-from cprop_lab.output import pages
 from cprop_lab.run.identity import run_id
 from cprop_lab.store import Store
 
@@ -293,7 +292,7 @@ def test_a_changed_number_is_found():
 
 @pytest.mark.parametrize("name", KEPT)
 def test_figures_were_drawn_from_the_committed_runs(name):
-    """To mend it: ``python -m benchmarks.report``."""
+    """To mend it: ``python -m evidence.report``."""
     pictures = list(pages.pictures(KEPT[name], IMAGES))
     assert pictures
     digest = pages.digest(KEPT[name])
@@ -355,8 +354,9 @@ def test_every_experiment_can_be_made_again_from_the_committed_runs():
 
 def test_experiments_are_committed_packed():
     """To mend it: ``cprop-lab pack --storage evidence``."""
-    found = {path.relative_to(EVIDENCE).as_posix() for path in EVIDENCE.rglob("*") if path.is_file()}
-    assert found == {f"experiments/{name}-reduced.parquet" for name in KEPT}
+    found = {path.name for path in (EVIDENCE / "experiments").rglob("*")}
+    assert found == {f"{name}-reduced.parquet" for name in KEPT}
+    assert not (EVIDENCE / "runs").exists()
 
 
 def test_a_run_is_the_same_in_the_files_of_all_its_experiments():

@@ -12,13 +12,12 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from benchmarks import EVIDENCE, ROOT
+from evidence import EVIDENCE, ROOT, pages
 
 from cprop_lab.analysis.curves import ended
 from cprop_lab.analysis.groups import judged_by
 from cprop_lab.analysis.pairs import pairs
 from cprop_lab.analysis.spread import as_measured, shown
-from cprop_lab.output import pages
 from cprop_lab.output.tables import Table
 
 RESULTS = ROOT / "docs" / "results"

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from cprop_lab.run.specification import Specification
     from cprop_lab.workloads.task import Task
 
+__version__ = "0.1.0.dev0"
+
 __all__ = ["Specification", "Task"]
 
 

@@ -1,14 +1,10 @@
 """``python -m cprop_lab`` is ``cprop-lab``."""
 
+from cprop_lab.cli import app
+
 
 def main() -> None:
-    """The command line, or what to install for it."""
-    try:
-        from cprop_lab.cli import app
-    except ImportError as error:
-        raise SystemExit(
-            f"cprop-lab needs more than the library ({error}): run pip install '.[lab]' in a checkout"
-        ) from None
+    """The command line."""
     app(prog_name="cprop-lab")
 
 

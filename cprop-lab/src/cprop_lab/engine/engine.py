@@ -183,7 +183,7 @@ class Engine:
             import ray
         except ImportError as error:
             raise ImportError(
-                f"Ray is not installed ({error}): run pip install '.[lab]' in a checkout, or give --executor process"
+                f"Ray is not installed ({error}): run pip install 'ray>=2.52', or give --executor process"
             ) from error
         from cprop_lab.engine.pool import Pool
 
