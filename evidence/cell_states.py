@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
-from cprop_lab.experiments.presets import REDUCED
+from cprop_lab.experiments import PRESETS
 from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
 from cprop_lab.run.specification import Precision, Specification
@@ -35,7 +35,7 @@ MARKS: Final = (5, 20, 50, 100, 175, 250)
 WARM_UP: Final = 100
 WATCHING: Final = 100
 LR: Final = rate("ptb-lstm", "adam")
-PRECISION: Final = REDUCED.lengths["ptb-lstm"].precision
+PRECISION: Final = PRESETS["reduced"].lengths["ptb-lstm"].precision
 OTHERS: Final = {"sgd": 30.0, "cprop-sgd": 30.0, "adabelief": 3e-3, "lion": 1e-4, "prodigy": 3.0}
 """Learning rates that the scoreboard selected; a test checks them."""
 

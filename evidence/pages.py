@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import research  # noqa: F401  # its optimizers are among those of the runs
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 

@@ -10,6 +10,7 @@ import typer
 
 from cprop_lab.cli import app
 from cprop_lab.experiments import EXPERIMENTS
+from cprop_lab.registry import load
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
 
@@ -36,8 +37,8 @@ def test_there_are_commands_to_understand():
     assert sum(len(list(commands(page.read_text()))) for page in PAGES) > 8
 
 
-def losses(workload, **changes):
-    training = Training(Specification(workload, "cprop-adam", lr=1e-2, settings={"fused": False}, **changes))
+def losses(workload, optimizer="cprop-adam", **changes):
+    training = Training(Specification(workload, optimizer, lr=1e-2, **changes).eager())
     first = training.evaluate()
     training.advance(150)
     return first, training.evaluate()
@@ -45,11 +46,14 @@ def losses(workload, **changes):
 
 @pytest.mark.slow
 def test_the_task_on_the_page_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-task.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "task_of_the_page.py").write_text(code)
+    task, optimizer = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-task.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "task_of_the_page.py").write_text(task)
+    (tmp_path / "optimizer_of_the_page.py").write_text(optimizer)
     monkeypatch.syspath_prepend(tmp_path)
-    first, last = losses("task_of_the_page:MyTask")
-    assert last["train_loss"] < 0.2 * first["train_loss"]
+    load(["optimizer_of_the_page"])
+    for name in ("cprop-adam", "sign-sgd"):
+        first, last = losses("task_of_the_page:MyTask", name)
+        assert last["train_loss"] < 0.2 * first["train_loss"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from test_learning_rate import Phases
 
 from cprop_lab.engine.engine import Engine
-from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant, scoreboard
+from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant
 from cprop_lab.experiments.presets import Length
 from cprop_lab.experiments.rates import PAPER, rate
 from cprop_lab.output.figures import draw
@@ -26,34 +26,11 @@ def test_all_are_there():
     boards = ("fmnist-fc", "fmnist-cnn", "ptb-lstm-small", "ptb-transformer", "ptb-transformer-batch-4")
     scoreboards = [f"scoreboard-{board}" for board in (*boards, "ptb-gpt", "ptb-gpt-batch-4")]
     beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
-    candidates = [f"candidates-{workload}" for workload in ("fmnist-fc", "ptb-gpt")]
-    finalists = [f"finalists-{board}" for board in (*boards[:4], "ptb-gpt")]
-    later = [*candidates, *finalists, *(f"finalist-rates-{board}" for board in ("fmnist-cnn", "ptb-lstm-small"))]
-    rates = "candidate-rates-fmnist-fc"
-    assert list(EXPERIMENTS) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards, *later, rates]
-
-
-def test_finalists_run_beside_the_scoreboards_rows_and_are_tuned_like_them():
-    for name, experiment in EXPERIMENTS.items():
-        if name.startswith("finalists-"):
-            board = EXPERIMENTS[name.replace("finalists", "scoreboard")]
-            finalists = [variant for variant in experiment.variants if variant not in board.variants]
-            assert {variant.optimizer for variant in experiment.variants} >= set(scoreboard.TARGETS)
-            assert 0 < len(finalists) < len(experiment.variants)
-            assert all(variant.own_rate for variant in finalists)
-
-
-def test_candidates_have_seeds_that_no_scoreboard_uses():
-    seeds = {
-        name: {s.seed for s in experiment.specifications(PRESETS["reduced"], {})}
-        for name, experiment in EXPERIMENTS.items()
-    }
-    assert seeds["candidates-fmnist-fc"] == {100, 101, 102}
-    assert all(max(own) < 10 for name, own in seeds.items() if not name.startswith("candidate"))
+    assert list(EXPERIMENTS.own) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+@pytest.mark.parametrize("experiment", EXPERIMENTS.own.values(), ids=EXPERIMENTS.own)
 def test_every_run_of_every_experiment_can_be_specified(experiment, preset):
     specifications = experiment.specifications(preset, {})
     for specification in specifications:
@@ -93,19 +70,6 @@ def test_smaller_rates_are_places_of_the_grid_below_the_selected_one():
         ("sgd", 0.09),
         ("sgd", 0.03),
     ]
-
-
-def test_given_learning_rates_are_not_selected():
-    asked = []
-
-    def run(specifications):
-        asked.extend(specifications)
-        return []
-
-    about = EXPERIMENTS["finalist-rates-ptb-lstm-small"].run(PRESETS["reduced"], run, select=True)
-    assert {s.lr for s in asked} == {0.009, 0.015, 0.03}
-    assert {s.iterations for s in asked} == {PRESETS["reduced"].lengths["ptb-lstm-small"].iterations}
-    assert about["learning_rates"] == {}
 
 
 def test_cprop_has_the_learning_rate_of_its_optimizer():

@@ -105,15 +105,6 @@ def test_runs_that_differ_in_their_seed_are_one_line_with_an_area(make):
     assert (plain.get_linestyle(), scaled.get_linestyle()) == ("--", "-")
 
 
-def test_a_rule_of_its_own_that_scales_another_optimizer_is_drawn_as_that_one_with_cprop(make):
-    rows = ("schedule-free-cprop", "sgd", "schedule-free-adamw")
-    figure = figures.curves(make({specification(name): [8, 4, 2, 2, 1] for name in rows}))
-    assert legend_of(figure) == ["Schedule-Free AdamW", "Schedule-Free CProp", "SGD"]
-    plain, scaled, _ = lines_of(figure.axes[0])
-    assert plain.get_color() == scaled.get_color()
-    assert (plain.get_linestyle(), scaled.get_linestyle()) == ("--", "-")
-
-
 def test_losses_are_logarithmic_where_they_can_be(make):
     runs = make({specification("sgd"): [8, 4, 2, 2, 1]})
     loss, accuracy = draws(figures.curves(runs)).axes

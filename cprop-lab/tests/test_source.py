@@ -10,9 +10,8 @@ import traceback
 
 import pytest
 
-from cprop_lab import workloads
+from cprop_lab import source, workloads
 from cprop_lab.run.specification import Specification
-from cprop_lab.workloads import source
 
 FILES = {
     "pond/__init__.py": "",
@@ -103,8 +102,7 @@ def test_what_is_imported_is_what_was_read(pond):
 
 ELSEWHERE = """
 import pickle, sys
-from cprop_lab import workloads
-from cprop_lab.workloads import source
+from cprop_lab import source, workloads
 source.adopt(pickle.load(sys.stdin.buffer))
 print(workloads.own("pond.task:Pond")().data(), workloads.code("pond.task:Pond"))
 """

@@ -7,7 +7,7 @@ from conftest import REAL
 
 from cprop_lab import workloads
 from cprop_lab.experiments import PRESETS
-from cprop_lab.run.names import RECIPES
+from cprop_lab.run.recipes import RECIPES
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
 from cprop_lab.workloads import data
@@ -140,7 +140,7 @@ def test_gradients_are_clipped(data_root):
 
 def test_the_papers_settings():
     run = Specification("fmnist-fc", "sgd", lr=0.1)
-    resolved = {name: run.replace(optimizer=name).resolved_settings() for name in RECIPES}
+    resolved = {name: run.replace(optimizer=name).resolved_settings() for name in RECIPES.own}
     assert resolved["adam"] == resolved["amsgrad"] == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "fused": True}
     assert resolved["rmsprop"] == {"alpha": 0.99, "eps": 1e-8}
     scaled = run.replace(optimizer="cprop-sgd").resolved_settings()

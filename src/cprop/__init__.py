@@ -9,11 +9,14 @@ from cprop.diagnostics import Monitor
 from cprop.measures import MEASURES, Measure
 from cprop.moments import Moments
 from cprop.optimizers import CProp, CPropAdaBound, CPropAdam, CPropAdamW, CPropRMSprop, CPropSGD
+from cprop.optimizers.base import ConformityOptimizer
+from cprop.statistics import PREFIX
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "MEASURES",
+    "PREFIX",
     "CProp",
     "CPropAdaBound",
     "CPropAdam",
@@ -21,6 +24,7 @@ __all__ = [
     "CPropRMSprop",
     "CPropSGD",
     "CheckpointError",
+    "ConformityOptimizer",
     "Measure",
     "Moments",
     "Monitor",

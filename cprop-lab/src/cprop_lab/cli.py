@@ -56,6 +56,14 @@ class Tracker(StrEnum):
     wandb = "wandb"
 
 
+Extensions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="MODULE",
+        help="A module of your own that registers optimizers, importable from this folder (see docs/own-task.md).",
+    ),
+]
 Storage = Annotated[
     str,
     typer.Option(
@@ -129,6 +137,13 @@ def _use(data: Path | None) -> None:
         os.environ[ENVIRONMENT] = str(data.absolute())
 
 
+def _load(extensions: list[str] | None) -> None:
+    """Import modules of the user's own."""
+    from cprop_lab.registry import load
+
+    load(extensions or ())
+
+
 def _experiment(name: str) -> Any:
     """An experiment by its name."""
     from cprop_lab.experiments import EXPERIMENTS
@@ -200,11 +215,13 @@ def _command() -> str:
 
 
 @app.command("list")
-def list_experiments() -> None:
+def list_experiments(extensions: Extensions = None) -> None:
     """List the experiments: one for each figure of the paper, and some beyond it."""
     from cprop_lab.experiments import EXPERIMENTS, PRESETS
     from cprop_lab.output.tables import Table
 
+    with plain_errors():
+        _load(extensions)
     rows = [[experiment.name, experiment.figure, experiment.title] for experiment in EXPERIMENTS.values()]
     console.print(Table(["experiment", "paper", "what it shows"], rows))
     for preset in PRESETS.values():
@@ -215,6 +232,7 @@ def list_experiments() -> None:
 def run(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment; see 'cprop-lab list'.")],
     preset: Preset = PresetName.smoke,
+    extensions: Extensions = None,
     storage: Storage = "results",
     data: Data = None,
     optimizers: Annotated[
@@ -241,6 +259,7 @@ def run(
     from cprop_lab.experiments import PRESETS
 
     with plain_errors():
+        _load(extensions)
         chosen = _experiment(experiment)
         if optimizers is not None:
             chosen = chosen.only(optimizers.split(","))
@@ -356,11 +375,13 @@ def _print_verdicts(found: Any, tables: bool) -> None:
 @app.command()
 def plot(
     experiment: Annotated[str | None, typer.Argument(help="Name of an experiment. Default: all that were run.")] = None,
+    extensions: Extensions = None,
     storage: Storage = "results",
     out: Annotated[Path | None, typer.Option(help="Folder for the figures. Default: figures/ in the storage.")] = None,
 ) -> None:
     """Draw the figures of experiments from stored results, without running anything."""
     with plain_errors():
+        _load(extensions)
         store = _filled(storage)
         names = [n for n, manifest in store.experiments().items() if experiment in (None, manifest["experiment"], n)]
         if not names:
@@ -373,6 +394,7 @@ def plot(
 
 @app.command()
 def report(
+    extensions: Extensions = None,
     storage: Storage = "results",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
@@ -380,6 +402,7 @@ def report(
     from cprop_lab.output import page
 
     with plain_errors():
+        _load(extensions)
         page.write(_filled(storage), out)
     console.print(f"Written: {out}", highlight=False, soft_wrap=True)
 
@@ -411,6 +434,7 @@ def compare(
             show_default="10,000; for a text 20 windows",
         ),
     ] = None,
+    extensions: Extensions = None,
     storage: Storage = "results",
     data: Data = None,
     out: Annotated[Path, typer.Option(help="File for the figure, .png or .svg.")] = Path("comparison.png"),
@@ -435,6 +459,7 @@ def compare(
     from cprop_lab.store import measured
 
     with plain_errors():
+        _load(extensions)
         specification = Specification(
             task,
             "sgd",
@@ -476,6 +501,7 @@ def cost(
         str | None, typer.Argument(help="Name of an experiment. Default: all of the paper's.")
     ] = None,
     preset: Preset = PresetName.paper,
+    extensions: Extensions = None,
     data: Data = None,
     tflops: Annotated[float, typer.Option(help="Sustained speed of a device, in 10^12 operations per second.")] = 5.0,
     overhead: Annotated[
@@ -497,6 +523,7 @@ def cost(
     from cprop_lab.run.identity import run_id
 
     with plain_errors():
+        _load(extensions)
         _use(data)
         papers = [one for one in EXPERIMENTS.values() if one.kind != "scoreboard"]
         chosen = [_experiment(experiment)] if experiment else papers
@@ -549,12 +576,14 @@ def export(
     target: Annotated[
         str, typer.Option(help="TensorBoard: a folder; MLflow: a tracking URI; Weights & Biases: a project.")
     ],
+    extensions: Extensions = None,
     storage: Storage = "results",
 ) -> None:
     """Export the curves of all finished runs to TensorBoard, MLflow or Weights & Biases."""
     from cprop_lab.output.trackers import export as send
 
     with plain_errors():
+        _load(extensions)
         runs = _filled(storage).runs()
         send(runs, to.value, target)
     console.print(f"Exported {len(runs)} runs to {to.value}.")

@@ -10,11 +10,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from cprop_lab import workloads
+from cprop_lab import source, workloads
 from cprop_lab.run.evaluation import METRICS
+from cprop_lab.run.recipes import RECIPES
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
-from cprop_lab.workloads import Task, source
+from cprop_lab.workloads.task import Task
 
 __all__ = ["TaskError", "check", "trimmed"]
 
@@ -26,16 +27,19 @@ class TaskError(ValueError):
 def trimmed(specification: Specification) -> Specification:
     """What :func:`check` runs: the task of a run, with everything else as small as possible.
 
-    Runs that only differ in their optimizer share one check, which compiles nothing.
+    Runs that only differ in their optimizer share one check, which compiles nothing; an optimizer of your own is
+    checked too.
     """
+    base = specification.optimizer_name.base
+    optimizer = "sgd" if base in RECIPES.own else base
     return Specification(
         specification.workload,
-        "sgd",
+        optimizer,
         lr=1e-9,
         batch_size=specification.batch_size,
         iterations=1,
         precision=specification.precision,
-        settings={"fused": False},
+        settings={"fused": False} if optimizer == "sgd" else {},
         options=specification.options,
     )
 
@@ -56,7 +60,8 @@ def check(specification: Specification, device: torch.device | None = None) -> N
     except TaskError:
         raise
     except Exception as error:
-        raise TaskError(f"{type(task).__name__} cannot be trained: {_said(error)}") from error
+        own = f" with {specification.optimizer}" * (specification.optimizer != "sgd")
+        raise TaskError(f"{type(task).__name__} cannot be trained{own}: {_said(error)}") from error
 
 
 class _Watched:

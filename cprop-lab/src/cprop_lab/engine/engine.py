@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from cprop_lab import workloads
+from cprop_lab import source, workloads
 from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 from cprop_lab.engine.check import check, trimmed
 from cprop_lab.engine.leases import Leases
@@ -32,7 +32,6 @@ from cprop_lab.engine.train import train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, StorageError, Store
-from cprop_lab.workloads import source
 from cprop_lab.workloads.data import ENVIRONMENT
 
 __all__ = ["Engine"]

@@ -20,11 +20,12 @@ from cprop_lab.engine.leases import Leases
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
+from cprop_lab.registry import load
 from cprop_lab.run.evaluation import Evaluation
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
+from cprop_lab.source import Module, adopt, told
 from cprop_lab.store import StorageError, Store
-from cprop_lab.workloads.source import Module, adopt, told
 
 __all__ = ["Pool", "work"]
 
@@ -84,6 +85,7 @@ def work(
     try:
         specification = Specification.from_json(text)
         adopt(sources)
+        load(sources)
         if (here := run_id(specification)) != name:
             raise RuntimeError(
                 f"run {name} would be run {here} on this node, which has another version of cprop-lab than the driver: "
@@ -106,7 +108,7 @@ class Pool:
     Args:
         store: the address of the store.
         mark: the driver's file in it, which each run looks for.
-        sources: the code of users' own tasks.
+        sources: the code of users' own tasks and optimizers.
         cpus: per run.
         gpus: per run.
         retries: how often a run whose process or node is lost is started again.

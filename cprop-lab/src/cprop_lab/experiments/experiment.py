@@ -10,7 +10,8 @@ from typing import Any, Literal
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments import learning_rate, rates
 from cprop_lab.experiments.presets import Preset
-from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, OptimizerName, Setting, parse
+from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, OptimizerName, parse
+from cprop_lab.run.recipes import Setting
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 

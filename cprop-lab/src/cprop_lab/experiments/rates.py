@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from cprop_lab.run.names import RECIPES
+from cprop_lab.run.recipes import RECIPES
 
 __all__ = ["PAPER", "rate"]
 

@@ -18,7 +18,7 @@ from cprop_lab.experiments.presets import Preset
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
-__all__ = ["Scoreboard", "rows", "timing"]
+__all__ = ["TIMINGS", "Scoreboard", "rows", "timing"]
 
 OPTIMIZERS: Final = (
     *("sgd", "cprop-sgd", "adamw", "cprop-adamw", "adamw+average", "cprop-adamw+average"),

@@ -40,7 +40,7 @@ from cprop_lab.run.evaluation import BINS, METRICS
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run, measured
 
-__all__ = ["curves", "draw", "histogram", "learning_rates", "preset", "scoreboard", "times_to_target"]
+__all__ = ["BAR_ALPHA", "curves", "draw", "histogram", "learning_rates", "preset", "scoreboard", "times_to_target"]
 
 
 LOSSES: Final = ("train_loss", "test_loss", "perplexity")

@@ -1,19 +1,16 @@
-"""Optimizers that average inside: GPA, and research rows, GPA and Schedule-Free scaled by CProp. Not in the library."""
+"""Optimizers that average inside: GPA. Not in the library."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cprop import conformity_scale
-from cprop_lab.run.measures import OWN
 from cprop_lab.run.peers import muon
 
-__all__ = ["GPA", "ScheduleFreeCProp"]
+__all__ = ["GPA", "PrimalAveraging"]
 
 
 class PrimalAveraging(Optimizer):
@@ -82,10 +79,10 @@ class PrimalAveraging(Optimizer):
 
 
 class GPA(PrimalAveraging):
-    r"""AdamW or Muon with Generalized Primal Averaging, and if wanted CProp's scale on the base sequence.
+    r"""AdamW or Muon with Generalized Primal Averaging.
 
     .. math::
-        d_t = \hat s_t \, u_t + \lambda z_t, \qquad \mu = \mu_y, \qquad
+        d_t = u_t + \lambda z_t, \qquad \mu = \mu_y, \qquad
         w_t = \begin{cases} 1 - \mu_x \\ 1 / (f t + 1 - f) & \text{with a window that grows} \end{cases}
 
     u is the update of the optimizer inside: Muon's for groups with ``orthogonal``, AdamW's for all others. A window
@@ -102,9 +99,6 @@ class GPA(PrimalAveraging):
         mu_x: how much of the average a step keeps; 0.9967 averages over about 300 steps.
         mu_y: the weight of the average where gradients are taken.
         window: the fraction f, in place of ``mu_x``; 0 for none.
-        c: CProp's overconfidence; infinity for none of its scale.
-        beta: of CProp's statistics.
-        measure: of conformity, by name.
 
     Example:
         >>> w = torch.nn.Parameter(torch.ones(3))
@@ -130,13 +124,10 @@ class GPA(PrimalAveraging):
         mu_x: float = 0.9967,
         mu_y: float = 0.7,
         window: float = 0.0,
-        c: float = math.inf,
-        beta: float = 0.999,
-        measure: str = "normal",
     ) -> None:
         inside = {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
         average = {"mu_x": mu_x, "mu_y": mu_y, "window": window}
-        super().__init__(params, **inside, **average, c=c, beta=beta, measure=measure, orthogonal=False)
+        super().__init__(params, **inside, **average, orthogonal=False)
 
     def interpolation(self, group: dict[str, Any]) -> float:
         """As set."""
@@ -148,82 +139,9 @@ class GPA(PrimalAveraging):
         return 1 / (window * t + 1 - window) if window else 1 - float(group["mu_x"])
 
     def direction(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """The update of the optimizer inside, scaled by CProp, and weight decay."""
-        update = muon(g, state, group)
-        if group["c"] < math.inf:
-            update *= self._scale(g, state, group)
-        return update.add_(state["z"], alpha=group["weight_decay"])
+        """The update of the optimizer inside, and weight decay."""
+        return self.update(g, state, group).add_(state["z"], alpha=group["weight_decay"])
 
-    def _scale(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        if "mean" not in state:
-            state |= {"mean": torch.zeros_like(g), "square": torch.zeros_like(g)}
-        beta, b = group["beta"], 1 - group["beta"] ** state["t"]
-        state["mean"].lerp_(g, 1 - beta)
-        state["square"].lerp_(g * g, 1 - beta)
-        measure = OWN.get(group["measure"], group["measure"])
-        n = b / (1 - beta)
-        return conformity_scale(state["mean"] / b, state["square"] / b, n, c=group["c"], measure=measure)
-
-
-class ScheduleFreeCProp(PrimalAveraging):
-    r"""Schedule-Free AdamW (Defazio et al., 2024) with CProp's scale on its base sequence.
-
-    .. math::
-        d_t = \hat s_t \, g_t / (\sqrt{\hat v_t} + \epsilon), \qquad \mu = \beta_1, \qquad w_t = 1/t
-
-    Averaging and CProp shrink the same noise twice over, so CProp is overconfident here by default.
-
-    Args:
-        params: what it moves.
-        lr: the learning rate, constant.
-        betas: of the interpolation, and of the mean square, which CProp shares.
-        eps: added to the root.
-        c: CProp's overconfidence; infinity gives Schedule-Free AdamW.
-        cprop_eps: added to the standard error.
-
-    Example:
-        >>> w = torch.nn.Parameter(torch.ones(3))
-        >>> optimizer = ScheduleFreeCProp([w], lr=0.1)
-        >>> w.sum().backward()
-        >>> optimizer.step()
-        >>> optimizer.eval()
-        >>> w.detach()
-        tensor([0.9000, 0.9000, 0.9000])
-
-    References:
-        Defazio et al., *The Road Less Scheduled*, 2024.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 2.5e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        c: float = 4.0,
-        cprop_eps: float = 1e-8,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, c=c, cprop_eps=cprop_eps)
-
-    def interpolation(self, group: dict[str, Any]) -> float:
-        """Beta 1, as in Schedule-Free."""
-        return float(group["betas"][0])
-
-    def newest(self, group: dict[str, Any], t: int) -> float:
-        """One of t: a uniform average."""
-        return 1 / t
-
-    def direction(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """Adam without momentum, scaled by CProp."""
-        beta2 = group["betas"][1]
-        if "m" not in state:
-            state |= {"m": torch.zeros_like(g), "v": torch.zeros_like(g)}
-        m, v = state["m"], state["v"]
-        m.lerp_(g, 1 - beta2)
-        v.lerp_(g * g, 1 - beta2)
-        correction = 1 - beta2 ** state["t"]
-        v_hat = v / correction
-        n = correction / (1 - beta2)
-        scale = conformity_scale(m / correction, v_hat, n, c=group["c"], eps=group["cprop_eps"])
-        move: Tensor = scale * g / (v_hat.sqrt() + group["eps"])
-        return move
+    def update(self, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        """That of the optimizer inside."""
+        return muon(g, state, group)

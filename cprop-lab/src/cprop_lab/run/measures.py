@@ -1,33 +1,16 @@
-"""The laboratory's own measures: controls, and forms of the scale that the paper did not try.
-
-None is meant for use outside experiments.
-"""
+"""The laboratory's own measures: controls of the scale, and other powers of it. None is for use outside experiments."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from cprop import MEASURES, Measure, Moments
+from cprop_lab.registry import Registry
 
-__all__ = [
-    "OWN",
-    "Relative",
-    "exact_count",
-    "fourth_power_of_s",
-    "layer_mean",
-    "positive_part",
-    "root_of_s",
-    "square_of_s",
-    "whole_layer",
-    "wiener",
-]
-
-TINY: Final = 1e-12
+__all__ = ["OWN", "conformity", "fourth_power_of_s", "layer_mean", "register_measure", "root_of_s", "square_of_s"]
 
 
 def conformity(moments: Moments) -> Tensor:
@@ -45,19 +28,6 @@ def layer_mean(moments: Moments) -> Tensor:
     return s.mean().expand_as(s)
 
 
-def whole_layer(moments: Moments) -> Tensor:
-    r"""CProp's scale of a whole tensor: is its mean gradient longer than noise would make it?
-
-    .. math::
-        z^2 = \sum_i \hat m_i^2 \Big/ \sum_i \sigma_i^2
-
-    A single element can hardly tell signal from noise in a thousand gradients; a tensor has thousands of elements.
-    It needs whole tensors too.
-    """
-    rms = Moments(moments.m.square().mean().sqrt(), moments.v.mean(), moments.k)
-    return conformity(rms).expand_as(moments.m)
-
-
 def root_of_s(moments: Moments) -> Tensor:
     r""":math:`\sqrt{s_t}`: milder on parameters whose gradients disagree."""
     return torch.sqrt(conformity(moments))
@@ -73,73 +43,26 @@ def fourth_power_of_s(moments: Moments) -> Tensor:
     return torch.square(square_of_s(moments))
 
 
-def exact_count(moments: Moments) -> Tensor:
-    r"""CProp with the count that an exponential mean is worth.
-
-    The paper's :math:`n_t` counts :math:`1/(1-\beta)` gradients in the long run. An exponential mean is worth
-    :math:`(1+\beta)/(1-\beta)`, twice as many: for pure noise, :math:`s_t` is then uniform in [0, 1], and not 0.39 in
-    the mean.
-    """
-    return torch.erf(z_of_exact_count(moments) / math.sqrt(2))
+OWN: Final[Registry[Measure]] = Registry(
+    "measure", {measure.__name__: measure for measure in (layer_mean, root_of_s, square_of_s, fourth_power_of_s)}
+)
+"""By name: those that the library does not have."""
 
 
-def z_of_exact_count(moments: Moments) -> Tensor:
-    r"""The mean in its own standard errors: :math:`1/k_t = n_t (1+\beta) / (1+\beta^t)` gradients."""
-    n, b = moments.k.n, moments.k.b
-    worth = n * (2 - b / n) / (2 - b)  # beta is 1 - b / n, and beta^t is 1 - b
-    return moments.z * ((worth - 1) / (n - 1 + TINY)) ** 0.5
-
-
-def wiener(moments: Moments) -> Tensor:
-    r""":math:`z^2 / (1 + z^2)`: minimises the expected squared error of a scaled mean."""
-    squared = torch.square(z_of_exact_count(moments))
-    return squared / (1 + squared)
-
-
-def positive_part(moments: Moments) -> Tensor:
-    r""":math:`\max(0, 1 - 1/z^2)`, as James and Stein shrink a mean: a mean within its error does not move."""
-    return torch.relu(1 - 1 / torch.square(z_of_exact_count(moments)).clamp(min=TINY))
-
-
-class Relative:
-    r"""Tells parameters apart without slowing them down: conformity divided by its mean over the tensor.
-
-    .. math::
-        \hat s = \min(s / \bar s, b) \, \bar s^{\gamma} / b
-
-    At a learning rate b times as large, the mean step of a tensor is that of the optimizer inside, except for what the
-    bound cuts off. It needs whole tensors, so it cannot be fused.
+def register_measure(name: str, measure: Measure, version: str | None = None) -> None:
+    """Add a measure of your own, for ``cprop_measure`` in all commands that are given your module as ``--with MODULE``.
 
     Args:
-        bound: the largest factor b.
-        slowing: the exponent gamma; one slows down as CProp does.
+        name: lower-case letters, digits and underscores.
+        measure: of conformity, a function of :class:`cprop.Moments`.
+        version: what identifies it in a run's id; by default a digest of your module's source.
+
+    Raises:
+        ValueError: if the name is taken, or malformed.
+
+    Example:
+        >>> register_measure("certain", lambda moments: torch.ones_like(moments.m), version="1")
     """
-
-    def __init__(self, bound: float, slowing: float = 0.0) -> None:
-        self.bound, self.slowing = bound, slowing
-
-    def __call__(self, moments: Moments) -> Tensor:
-        """The relative measure."""
-        s = conformity(moments)
-        mean = s.mean().clamp(min=TINY)
-        return torch.clamp(s / mean, max=self.bound) * mean**self.slowing / self.bound
-
-
-OWN: Final[Mapping[str, Measure]] = {
-    **{
-        measure.__name__: measure
-        for measure in (
-            layer_mean,
-            whole_layer,
-            root_of_s,
-            square_of_s,
-            fourth_power_of_s,
-            exact_count,
-            wiener,
-            positive_part,
-        )
-    },
-    **{f"relative_{bound:g}": Relative(bound) for bound in (2.0, 3.0, 5.0)},
-    "relative_3_slowing_half": Relative(3.0, slowing=0.5),
-}
-"""By name."""
+    if name in MEASURES:
+        raise ValueError(f"there is a measure {name!r} in cprop already: choose another name")
+    OWN.add(name, measure, version, above=2)

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import cprop
-from cprop.statistics import PREFIX
 from cprop_lab.run import measures, peers
 from cprop_lab.run.names import CPROP_DEFAULTS, FUSED_WRAPPER, START
 from cprop_lab.run.specification import Specification
@@ -107,7 +106,7 @@ def build(specification: Specification, model: nn.Module, warmup: int = 0) -> tu
         optimizer = recipe.native(params, lr=specification.lr, **settings, **of_cprop)
     else:
         inner = recipe.plain(params, lr=specification.lr, **settings)
-        optimizer = cprop.CProp(inner, **{key.removeprefix(PREFIX): value for key, value in of_cprop.items()})
+        optimizer = cprop.CProp(inner, **{key.removeprefix(cprop.PREFIX): value for key, value in of_cprop.items()})
     schedulers: list[LRScheduler] = []
     if start:
         schedulers.append(LateStart(optimizer, start))

@@ -11,18 +11,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
-from cprop_lab.run.names import (
-    AVERAGES,
-    CPROP_DEFAULTS,
-    FLAGS,
-    FUSED_WRAPPER,
-    KNOBS,
-    SCHEDULES,
-    START,
-    OptimizerName,
-    Setting,
-    parse,
-)
+from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, FUSED_WRAPPER, KNOBS, START, OptimizerName, parse
+from cprop_lab.run.recipes import AVERAGES, SCHEDULES, Setting
 
 __all__ = ["NUMERICS", "Precision", "Specification"]
 
@@ -48,7 +38,7 @@ class Specification:
 
     Args:
         workload: a name of ``cprop-lab list``, or ``module:Task`` for a task of your own.
-        optimizer: a name of ``cprop_lab.run.names.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
+        optimizer: a name of ``cprop_lab.run.recipes.RECIPES``; ``cprop-`` before it scales its updates, ``+cosine``
             and ``+wsd`` after it decay the learning rate to zero, ``+rsqrt`` and ``+inverse`` like the inverse square
             root and the inverse of time, and ``+average`` averages the weights for evaluation.
         lr: the learning rate, at the start where it decays.

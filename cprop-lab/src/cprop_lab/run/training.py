@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 import cprop
-from cprop.optimizers.base import ConformityOptimizer
 from cprop_lab import workloads
 from cprop_lab.run import optimizers
 from cprop_lab.run.evaluation import BINS, Evaluation
 from cprop_lab.run.specification import Specification
+from cprop_lab.workloads.task import Task
 
 __all__ = ["Training", "arithmetic", "commit", "provenance"]
 
@@ -41,7 +41,7 @@ class Training:
     """
 
     def __init__(
-        self, specification: Specification, device: torch.device | None = None, task: workloads.Task | None = None
+        self, specification: Specification, device: torch.device | None = None, task: Task | None = None
     ) -> None:
         self.specification = specification
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -151,7 +151,7 @@ class Training:
         return {name: total.item() / count for name, total in sums.items()}
 
     def _scales(self) -> Evaluation:
-        if not isinstance(self.optimizer, ConformityOptimizer):
+        if not isinstance(self.optimizer, cprop.ConformityOptimizer):
             return {}
         # Counted with bincount and not histc: equal bins that no rounding moves between machines.
         counts, total, number = torch.zeros(BINS, dtype=torch.long), 0.0, 0

@@ -204,6 +204,7 @@ def to_run(name: str, text: str, columns: Mapping[str, Values] | DamagedError) -
             raise DamagedError("its curves are another run's, or were changed")
         for known in ("numerics", "code"):
             stored.pop(known)
+        stored.pop("with", None)
         return Run(name, Specification.from_dict(stored), about["status"], about["made"], columns)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise DamagedError(f"its specification cannot be read ({type(error).__name__}: {error})") from error

@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
-from cprop_lab.models import convolutional, fully_connected, resnet18, resnet50, vgg11, vgg16
-from cprop_lab.workloads import data, source
-from cprop_lab.workloads.images import Images
-from cprop_lab.workloads.task import Task
-from cprop_lab.workloads.text import CharacterGPT, PennTreebank, WordTransformers
+from cprop_lab import source
+from cprop_lab.registry import adding, lazy
 
-__all__ = ["WORKLOADS", "Task", "build", "code", "load", "sources"]
+if TYPE_CHECKING:
+    from cprop_lab.workloads.task import Task
 
-# Of the channels: CIFAR-100's from its training images, for Tiny ImageNet the usual ones of ImageNet.
-CIFAR100: Final[Mapping[str, Any]] = {
-    "source": data.CIFAR100,
-    "padding": 4,
-    "mean": (0.50708, 0.48655, 0.44092),
-    "std": (0.26733, 0.25644, 0.27615),
-}
-TINY_IMAGENET: Final[Mapping[str, Any]] = {
-    "source": data.TINY_IMAGENET,
-    "padding": 8,
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-}
+__all__ = ["WORKLOADS", "build", "code", "load", "sources"]
 
+IMAGES: Final = "cprop_lab.workloads.images"
+TEXT: Final = "cprop_lab.workloads.text"
 
-def _fashion_cnn(dropout: float = 0.0) -> Images:
-    return Images(data.FASHION_MNIST, partial(convolutional, dropout=dropout), channels=1)
-
-
-# From a name to what builds the task, given the run's options.
+# From a name to what builds the task, given the run's options; imported when it is used.
 WORKLOADS: Final[Mapping[str, Callable[..., Task]]] = {
-    "fmnist-fc": lambda: Images(data.FASHION_MNIST, fully_connected, channels=1),
-    "fmnist-cnn": _fashion_cnn,
-    "cifar100-vgg": lambda: Images(network=vgg11, **CIFAR100),
-    "cifar100-resnet": lambda: Images(network=resnet18, **CIFAR100),
-    "tiny-imagenet-vgg": lambda: Images(network=vgg16, **TINY_IMAGENET),
-    "tiny-imagenet-resnet": lambda: Images(network=resnet50, **TINY_IMAGENET),
-    "ptb-lstm": lambda: PennTreebank(dropout=False),
-    "ptb-lstm-dropout": lambda: PennTreebank(dropout=True),
-    "ptb-lstm-small": lambda: PennTreebank(embedding=100, units=200),
-    "ptb-transformer": WordTransformers,
-    "ptb-gpt": CharacterGPT,
+    "fmnist-fc": lazy(IMAGES, "fashion_mnist_fc"),
+    "fmnist-cnn": lazy(IMAGES, "fashion_mnist_cnn"),
+    "cifar100-vgg": lazy(IMAGES, "cifar100_vgg"),
+    "cifar100-resnet": lazy(IMAGES, "cifar100_resnet"),
+    "tiny-imagenet-vgg": lazy(IMAGES, "tiny_imagenet_vgg"),
+    "tiny-imagenet-resnet": lazy(IMAGES, "tiny_imagenet_resnet"),
+    "ptb-lstm": lazy(TEXT, "PennTreebank", dropout=False),
+    "ptb-lstm-dropout": lazy(TEXT, "PennTreebank", dropout=True),
+    "ptb-lstm-small": lazy(TEXT, "PennTreebank", embedding=100, units=200),
+    "ptb-transformer": lazy(TEXT, "WordTransformers"),
+    "ptb-gpt": lazy(TEXT, "CharacterGPT"),
 }
 
 
@@ -66,18 +47,9 @@ def own(workload: str) -> type[Task]:
         raise ValueError(
             f"no workload is called {workload!r}: take one of {', '.join(WORKLOADS)}, or module:Task for your own"
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    known = source.read(module)
-    try:
-        task = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{workload!r} cannot be imported from {here}: {error}") from error
-    except Exception as error:
-        raise ValueError(f"{workload!r} cannot be imported: {source.told(error)}") from error
-    if not known:
-        raise ValueError(f"{workload!r} has no source that could be hashed: put the task into a .py file")
+    from cprop_lab.workloads.task import Task
+
+    task = source.load(module, name)
     if not (inspect.isclass(task) and issubclass(task, Task)):
         raise ValueError(f"{workload!r} is no task: derive it from cprop_lab.Task")
     return task
@@ -107,7 +79,9 @@ def load(workload: str, options: Mapping[str, Any], batch_size: int = 32) -> tup
     Raises:
         ValueError: as :func:`build` does.
     """
-    task, splits = _load(workload, code(workload), tuple(options.items()), batch_size, os.environ.get(data.ENVIRONMENT))
+    from cprop_lab.workloads.data import ENVIRONMENT
+
+    task, splits = _load(workload, code(workload), tuple(options.items()), batch_size, os.environ.get(ENVIRONMENT))
     return copy(task), splits
 
 
@@ -133,6 +107,7 @@ def code(workload: str) -> str:
 
 
 def sources(workloads: Iterable[str]) -> dict[str, dict[str, source.Module]]:
-    """The code of users' own tasks, for :func:`source.adopt` in another process."""
-    modules = (workload.partition(":")[0] for workload in workloads if workload not in WORKLOADS)
-    return {module: source.read(module) for module in modules}
+    """The code of users' own tasks and optimizers, for :func:`source.adopt` in another process."""
+    modules = dict.fromkeys(workload.partition(":")[0] for workload in workloads if workload not in WORKLOADS)
+    found = {module: source.read(module) for module in (*modules, *adding())}
+    return {module: files for module, files in found.items() if files}

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from cprop_lab.models import convolutional, fully_connected, resnet18, resnet50, vgg11, vgg16
 from cprop_lab.workloads import data
 from cprop_lab.workloads.task import Task
 
-__all__ = ["Images"]
+__all__ = [
+    "Images",
+    "cifar100_resnet",
+    "cifar100_vgg",
+    "fashion_mnist_cnn",
+    "fashion_mnist_fc",
+    "tiny_imagenet_resnet",
+    "tiny_imagenet_vgg",
+]
 
 
 @dataclass
@@ -82,3 +91,48 @@ class Images(Task):
         images, labels = batch
         logits = model(images)
         return {"loss": cross_entropy(logits, labels), "accuracy": (logits.argmax(1) == labels).float().mean()}
+
+
+# Of the channels: CIFAR-100's from its training images, for Tiny ImageNet the usual ones of ImageNet.
+CIFAR100: Final[dict[str, Any]] = {
+    "source": data.CIFAR100,
+    "padding": 4,
+    "mean": (0.50708, 0.48655, 0.44092),
+    "std": (0.26733, 0.25644, 0.27615),
+}
+TINY_IMAGENET: Final[dict[str, Any]] = {
+    "source": data.TINY_IMAGENET,
+    "padding": 8,
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+}
+
+
+def fashion_mnist_fc() -> Images:
+    """The fully-connected network on Fashion-MNIST."""
+    return Images(data.FASHION_MNIST, fully_connected, channels=1)
+
+
+def fashion_mnist_cnn(dropout: float = 0.0) -> Images:
+    """The convolutional network on Fashion-MNIST."""
+    return Images(data.FASHION_MNIST, partial(convolutional, dropout=dropout), channels=1)
+
+
+def cifar100_vgg() -> Images:
+    """VGG11 on CIFAR-100."""
+    return Images(network=vgg11, **CIFAR100)
+
+
+def cifar100_resnet() -> Images:
+    """ResNet18 on CIFAR-100."""
+    return Images(network=resnet18, **CIFAR100)
+
+
+def tiny_imagenet_vgg() -> Images:
+    """VGG16 on Tiny ImageNet."""
+    return Images(network=vgg16, **TINY_IMAGENET)
+
+
+def tiny_imagenet_resnet() -> Images:
+    """ResNet50 on Tiny ImageNet."""
+    return Images(network=resnet50, **TINY_IMAGENET)

@@ -1,14 +1,15 @@
-"""The source of a task of your own: read once, hashed, shipped to the workers, and imported from what was read.
+"""The source of your own tasks and optimizers: read once, hashed, shipped to the workers, imported from what was read.
 
-A file changes while it is worked on, and a process keeps what it has imported. So a process reads each module of a task
-once, imports it from that text, and hands the text to the processes that it starts: whatever happens to
-the file, all runs of a sweep run the code that names them.
+A file changes while it is worked on, and a process keeps what it has imported. So a process reads each module once,
+imports it from that text, and hands the text to the processes that it starts: whatever happens to the file, all runs
+of a sweep run the code that names them.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import linecache
 import site
@@ -20,9 +21,9 @@ from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["Module", "adopt", "digest", "own_frames", "read", "told"]
+__all__ = ["Module", "adopt", "digest", "load", "own_frames", "read", "told"]
 
 
 class Module(NamedTuple):
@@ -101,6 +102,29 @@ def read(task: str) -> dict[str, Module]:
             _know(found)
             _read[task] = found
     return _read.get(task, {})
+
+
+def load(module: str, name: str = "") -> Any:
+    """A module of your own, or something in it, imported from what was read; also from the current folder.
+
+    Raises:
+        ValueError: if it cannot be imported, or has no source to be hashed.
+    """
+    wanted = f"{module}:{name}" if name else module
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    known = read(module)
+    try:
+        found = importlib.import_module(module)
+        found = getattr(found, name) if name else found
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{wanted!r} cannot be imported from {here}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{wanted!r} cannot be imported: {told(error)}") from error
+    if not known:
+        raise ValueError(f"{wanted!r} has no source that could be hashed: put it into a .py file")
+    return found
 
 
 def adopt(sources: Mapping[str, Mapping[str, Module]]) -> None:
