@@ -27,8 +27,9 @@ from torch.optim.lr_scheduler import LinearLR
 from cprop_lab.experiments import PRESETS
 from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
+from cprop_lab.run.provenance import commit
 from cprop_lab.run.specification import Precision, Specification
-from cprop_lab.run.training import Training, commit
+from cprop_lab.run.training import Training
 from cprop_lab.workloads.data import ENVIRONMENT
 
 MARKS: Final = (5, 20, 50, 100, 175, 250)

@@ -27,8 +27,9 @@ from cprop_lab.analysis.pairs import Pair, pairs
 from cprop_lab.analysis.scoreboard import scores
 from cprop_lab.output.tables import Table
 from cprop_lab.run.names import CPROP_DEFAULTS
+from cprop_lab.run.provenance import commit
 from cprop_lab.run.specification import Specification
-from cprop_lab.run.training import Training, arithmetic, commit
+from cprop_lab.run.training import Training, arithmetic
 from evidence import EVIDENCE, pages
 
 RESULTS = EVIDENCE / "results" / "foretell.json"

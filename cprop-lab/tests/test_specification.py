@@ -67,6 +67,14 @@ def test_what_cannot_be_is_refused(change, message):
         BLOBS.replace(**change)
 
 
+def test_the_format_of_the_state_is_a_setting_of_other_runs_alone():
+    usual, lean = (BLOBS.replace(settings={"cprop_state_dtype": dtype}) for dtype in ("float32", "bfloat16"))
+    assert run_id(usual) == run_id(usual.replace(settings={})) != run_id(lean)
+    for optimizer in ("cprop-adam", "cprop-muon"):  # a native one, and the wrapper
+        built, _ = build(lean.replace(optimizer=optimizer).eager(), nn.Linear(2, 2))
+        assert {group["cprop_state_dtype"] for group in built.param_groups} == {"bfloat16"}
+
+
 def test_a_specification_of_another_version_is_refused():
     with pytest.raises(ValueError, match=r"unknown fields colour: the specification was written by another version"):
         Specification.from_json('{"workload": "a", "optimizer": "sgd", "lr": 1, "colour": 1}')

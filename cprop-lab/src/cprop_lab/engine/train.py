@@ -10,8 +10,9 @@ from typing import Final
 import cprop
 from cprop_lab.run.evaluation import Evaluation, Status
 from cprop_lab.run.identity import run_id
+from cprop_lab.run.provenance import provenance
 from cprop_lab.run.specification import Specification
-from cprop_lab.run.training import Training, arithmetic, provenance
+from cprop_lab.run.training import Training, arithmetic
 from cprop_lab.store import Store
 
 __all__ = ["CHECKPOINT_SECONDS", "train"]

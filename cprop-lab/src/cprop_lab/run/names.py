@@ -18,10 +18,15 @@ __all__ = [
     "FLAGS",
     "FUSED_WRAPPER",
     "KNOBS",
+    "LATER",
     "START",
+    "STATE",
     "OptimizerName",
     "parse",
 ]
+
+STATE: Final = "cprop_state_dtype"
+"""How the optimizer's state is stored."""
 
 START: Final = "cprop_start"
 """After how many steps CProp starts to scale: a setting of the laboratory, see ``optimizers.LateStart``."""
@@ -40,7 +45,11 @@ CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
     "cprop_eps": 1e-8,
     "cprop_measure": "normal",
     START: 0,
+    STATE: "float32",
 }
+
+LATER: Final = (START, STATE)
+"""Of these, a default is not part of a run's id: there were runs before they were settings."""
 
 
 KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c", START: "start"}

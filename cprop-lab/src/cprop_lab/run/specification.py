@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
-from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, FUSED_WRAPPER, KNOBS, START, OptimizerName, parse
+from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, FUSED_WRAPPER, KNOBS, LATER, STATE, OptimizerName, parse
 from cprop_lab.run.recipes import AVERAGES, SCHEDULES, Setting
 
 __all__ = ["NUMERICS", "Precision", "Specification"]
@@ -169,10 +169,7 @@ class Specification:
                 f"{self.optimizer} has no setting {', '.join(sorted(unknown))}: it has {', '.join(defaults)}"
             )
         resolved = {**defaults, **self.settings}
-        if not resolved.get(START):
-            # The default start is not part of a run's id: there were runs before it was a setting.
-            resolved.pop(START, None)
-        return resolved
+        return {key: value for key, value in resolved.items() if key not in LATER or value != CPROP_DEFAULTS[key]}
 
     def eager(self) -> Specification:
         """The same run without compiled or fused steps, for machines that cannot compile."""
@@ -190,11 +187,15 @@ class Specification:
             'CProp(Adam), c = 3, averaged'
             >>> Specification("ptb-gpt", "muon", lr=1e-3, settings={"beta2": 0.999, "weight_decay": 0.1}).label
             'Muon, beta2 = 0.999'
+            >>> Specification("fmnist-fc", "cprop-adam", lr=1e-3, settings={"cprop_state_dtype": "bfloat16"}).label
+            'CProp(Adam), bfloat16 state'
         """
         name = self.optimizer_name
         text = f"CProp({name.recipe.title})" if name.cprop else name.recipe.title
         measure = str(self.settings.get("cprop_measure", "normal"))
         text += f", {measure.replace('_', ' ')}" * (measure != "normal")
+        if (stored := self.settings.get(STATE, CPROP_DEFAULTS[STATE])) != CPROP_DEFAULTS[STATE]:
+            text += f", {stored} state"
         changed: dict[str, Setting] = {KNOBS[key]: v for key, v in self.knobs.items() if v != CPROP_DEFAULTS[key]}
         for key, default in name.recipe.settings.items():
             if key not in TUNED and self.settings.get(key, default) != default:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from datetime import UTC, datetime
-from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -26,7 +20,7 @@ from cprop_lab.run.evaluation import BINS, Evaluation
 from cprop_lab.run.specification import Specification
 from cprop_lab.workloads.task import Task
 
-__all__ = ["Training", "arithmetic", "commit", "provenance"]
+__all__ = ["Training", "arithmetic"]
 
 DIVERGED: Final = 10.0
 """A training loss this many times the initial one, or NaN, ends a run."""
@@ -264,43 +258,3 @@ def to(device: torch.device, batch: Any) -> Any:
 def plain(state: dict[str, Any]) -> dict[str, Any]:
     """The data in a scheduler's state, without its methods, which are created again."""
     return {key: value for key, value in state.items() if not callable(value)}
-
-
-def provenance(training: Training) -> dict[str, Any]:
-    """Versions, machine and time of a run, for readers of its results."""
-    return {
-        "cprop": cprop.__version__,
-        "commit": commit(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(training.device) if training.device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "host": platform.node(),
-        "cpu": cpu_model(),
-        "load": round(os.getloadavg()[0], 2),  # at the end of the run
-        "cpu_share": round(training.cpu_seconds / training.seconds, 3) if training.seconds else None,
-        "seconds": round(training.seconds, 3),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-@cache
-def cpu_model() -> str:
-    """The processor's name; Linux alone has it in a file."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-@cache
-def commit() -> str:
-    """The commit of the running code, marked if it has been changed; empty outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        call = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
