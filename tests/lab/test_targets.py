@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 from test_learning_rate import Phases
 
 from cprop_lab.analysis.curves import reached, smoothed, when
@@ -276,10 +277,16 @@ def test_a_run_that_got_there_and_diverged_did_not_get_there(make):
     assert headline(one).endswith("only one of two seeds reached SGD's final training loss. One run diverged.")
 
 
-def test_a_spread():
-    assert spread([1, 2, 3]).margin == pytest.approx(4.303 / math.sqrt(3))
+@pytest.mark.parametrize("seeds", [2, 3, 11, 12, 13, 30, 100])
+def test_a_spreads_margin_is_students(seeds):
+    values = list(np.random.default_rng(seeds).normal(size=seeds))
+    low, high = stats.t.interval(0.95, seeds - 1, np.mean(values), stats.sem(values))
+    assert spread(values).margin == pytest.approx((high - low) / 2, rel=1e-6)
+    assert spread(values).mean == pytest.approx((low + high) / 2)
+
+
+def test_one_value_has_no_margin():
     assert spread([2]).margin == math.inf
-    assert spread(list(range(100))).margin == pytest.approx(1.96 * 29.011 / 10, rel=1e-3)
 
 
 @pytest.mark.parametrize(
