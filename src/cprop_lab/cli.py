@@ -316,6 +316,7 @@ def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], fol
     from cprop_lab.output import tables
     from cprop_lab.output.drawing import save
     from cprop_lab.output.figures import draw
+    from cprop_lab.store.builds import mixed
 
     manifest = store.experiments()[name]
     runs = read(manifest["runs"])
@@ -335,6 +336,7 @@ def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], fol
     elif manifest["kind"] == "learning-rates":
         for optimizer, lr in manifest["learning_rates"].items():
             console.print(f"Learning rate of {optimizer}: {lr:g}", highlight=False, soft_wrap=True)
+    _print_note(mixed([*runs, *timings]))
 
 
 def _print_verdicts(found: Any, tables: bool) -> None:
@@ -350,6 +352,14 @@ def _print_verdicts(found: Any, tables: bool) -> None:
         if tables:
             console.print(Table(one.headings, one.rows))
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
+        _print_note(note)
+
+
+def _print_note(note: str) -> None:
+    """A remark that limits what is above it, if there is one."""
+    from cprop_lab.output.tables import folded
+
+    if note:
         console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 
 
@@ -422,6 +432,9 @@ def compare(
     checkpoint_seconds: Checkpoints = None,
     time_limit: TimeLimit = None,
     dry_run: DryRun = False,
+    mix_builds: Annotated[
+        bool, typer.Option("--mix-builds", help="Also compare runs made with different builds of torch, with a note.")
+    ] = False,
     written: Json = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
@@ -433,6 +446,7 @@ def compare(
     from cprop_lab.run.evaluation import METRICS
     from cprop_lab.run.specification import Specification
     from cprop_lab.store import measured
+    from cprop_lab.store.builds import mixed
 
     with plain_errors():
         specification = Specification(
@@ -451,6 +465,7 @@ def compare(
             return
         _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
+        engine.one_build = not mix_builds
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
@@ -462,6 +477,7 @@ def compare(
                 f"Learning rate of {base}: {selection.lr:g} (training loss by learning rate: {tried})", highlight=False
             )
         _print_verdicts(found.pairs, tables=True)
+        _print_note(mixed(found.everything))
         if len(bases) > len(found.pairs):
             console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
             console.print(final_values(found.runs))

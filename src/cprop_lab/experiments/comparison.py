@@ -29,6 +29,11 @@ class Comparison:
     runs: Sequence[Run]
     pairs: Mapping[str, Pair]
 
+    @property
+    def everything(self) -> list[Run]:
+        """Also the runs that selected the learning rates."""
+        return [*self.runs, *(run for selection in self.selections.values() for run in selection.runs)]
+
 
 def compare(
     specification: Specification,
