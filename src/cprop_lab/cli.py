@@ -249,7 +249,7 @@ def run(
             length = replace(length, seeds=seeds)
         if dry_run:
             _use(data)
-            _print_plan(chosen.planned(length), storage)
+            _print_plan(chosen.plan(length, select), lambda run: chosen.run(length, run, select), storage, eager)
             return
         _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
@@ -278,25 +278,27 @@ def run(
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
 
 
-def _print_plan(planned: list[Any], storage: str) -> None:
-    """How many runs there are, how many are still to be run, and what those cost."""
+def _print_plan(plan: Any, protocol: Callable[[Any], object], storage: str, eager: bool) -> None:
+    """How many runs there are, how many are still to be run, and what those cost: at least and at most."""
+    from cprop_lab.experiments.costs import costs
     from cprop_lab.output.tables import Table
-    from cprop_lab.run.cost import estimate
-    from cprop_lab.run.identity import run_id
     from cprop_lab.store import Store
 
-    done = Store(storage).finished()
-    missing = {name: run for run in planned if (name := run_id(run)) not in done}
-    cost = estimate(missing.values())
+    planned, missing = costs(plan, protocol, Store(storage), eager)
+
+    def cells(of: Any, value: Callable[[Any], float], form: str = ",") -> list[str]:
+        return [f"{value(cost):{form}}" for cost in of]
+
     rows = [
-        ["runs", f"{len(planned):,}"],
-        ["of which to be run", f"{cost.runs:,}"],
-        ["their iterations", f"{cost.iterations:,}"],
-        ["10^15 operations", f"{cost.flops / 1e15:,.3g}"],
-        ["MB of results", f"{cost.stored_bytes / 1e6:,.3g}"],
+        ["runs", *cells(planned, lambda cost: cost.runs)],
+        ["of which to be run", *cells(missing, lambda cost: cost.runs)],
+        ["their iterations", *cells(missing, lambda cost: cost.iterations)],
+        ["10^15 operations", *cells(missing, lambda cost: cost.flops / 1e15, ",.3g")],
+        ["MB of results", *cells(missing, lambda cost: cost.stored_bytes / 1e6, ",.3g")],
     ]
-    console.print(Table(["planned", ""], rows))
-    console.print("Runs that select learning rates, or only measure the time of a step, are not included.")
+    console.print(Table(["planned", "at least", "at most"], rows))
+    if planned.least.runs < planned.most.runs:
+        console.print("A search for a learning rate goes on while the best rate is at an end of those tried.")
 
 
 def _write_verdicts(path: Path, runs: Sequence[Any]) -> None:
@@ -461,7 +463,13 @@ def compare(
         bases = optimizers.split(",")
         if dry_run:
             _use(data)
-            _print_plan(comparison.compared(specification, bases, seeds), storage)
+            plan = comparison.planned(specification, bases, seeds, selection_iterations)
+            _print_plan(
+                plan,
+                lambda run: comparison.compare(specification, bases, run, seeds, selection_iterations),
+                storage,
+                eager,
+            )
             return
         _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)

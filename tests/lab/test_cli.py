@@ -112,9 +112,9 @@ def test_from_a_run_to_a_page(lab, session, tmp_path):
         ["plot", "nothing"],
     )
     assert [code for _, code in after] == [0, 0, 0, 0, 0, 0, 0, 1]
-    assert "runs 2 of which to be run 0" in after[0][0]
-    assert "runs 6 of which to be run 4" in after[1][0]
-    assert "runs 9 of which to be run 9 their iterations 900" in after[2][0]
+    assert "runs 2 2 of which to be run 0 0" in after[0][0]
+    assert "runs 6 6 of which to be run 4 4" in after[1][0]
+    assert "runs 27 93 of which to be run 18 93 their iterations 1,800 9,300" in after[2][0]
     assert "fmnist-fc-smoke.parquet: 2 runs" in after[3][0]
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     page = (tmp_path / "report.html").read_text()
