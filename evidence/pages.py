@@ -26,6 +26,7 @@ from cprop_lab.output.tables import Table, bold_with_cprop, decay
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, Store
+from cprop_lab.store.builds import mixed
 
 __all__ = [
     "DRAWN_FROM",
@@ -37,6 +38,7 @@ __all__ = [
     "equally_far",
     "kept",
     "mark",
+    "mixed_builds",
     "named",
     "pictures",
     "section",
@@ -74,7 +76,14 @@ def section(experiment: Kept) -> str:
         "rates": _searches,
         "scoreboard": _scores,
     }
-    return f"{by_kind[experiment.about['kind']](experiment)}\n\n{_made(experiment)}"
+    parts = (by_kind[experiment.about["kind"]](experiment), mixed_builds([experiment]), _made(experiment))
+    return "\n\n".join(filter(None, parts))
+
+
+def mixed_builds(experiments: Iterable[Kept]) -> str:
+    """A mark for experiments that mix builds of torch; empty if they do not."""
+    found = mixed(run for one in experiments for run in (*one.runs, *one.timings))
+    return f"**{found}**" if found else ""
 
 
 def _pairs(experiment: Kept) -> str:

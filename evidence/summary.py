@@ -36,7 +36,11 @@ def table() -> str:
 
 def finalists() -> str:
     """Final training losses of the finalist for the next rule and of its peers, on every workload."""
-    return profile.comparison(boards("finalists")).markdown()
+    kind = "finalists"
+    table = profile.comparison(boards(kind)).markdown()
+    # Timings are not in it.
+    mark = pages.mixed_builds(one._replace(timings=[]) for one in finished(kind).values())
+    return "\n\n".join(filter(None, (table, mark)))
 
 
 def picture(kind: str) -> Path:

@@ -72,9 +72,17 @@ def test_the_program_prints_a_table_and_writes_a_report(tmp_path, monkeypatch, c
     assert written["checks"][0]["verdict"] == "ok"
     costs = {cost["name"]: cost for cost in written["costs"]["cpu"]}
     assert (costs["torch Adam"]["state_bytes"], costs["CPropAdam"]["state_bytes"]) == (8.0, 12.0)
+    passed, skipped = ([one for one in written["checks"] if one["verdict"] == verdict] for verdict in ("ok", "skipped"))
+    assert f"\n{len(passed)} checks passed, {len(skipped)} skipped\n" in printed
+    assert len(passed) + len(skipped) == len(written["checks"])
+    assert "\n  skipped: captured graph (cpu has no graphs)\n" in printed
+    alike = "no synchronization, for-loop; no synchronization, foreach"
+    assert f"\n  skipped: {alike} (torch cannot detect synchronization on cpu)\n" in printed
     monkeypatch.setattr(check, "SCALE_LIMIT", 0.0)
     assert check.main(["--quick", "--device", "cpu"]) == 1
-    assert "  failed   Algorithm 1, for-loop" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "  failed   Algorithm 1, for-loop" in printed
+    assert f"\n{len(passed) - 2} checks passed, 2 failed, {len(skipped)} skipped; please report this\n" in printed
 
 
 @pytest.mark.slow

@@ -10,8 +10,11 @@ import time
 from functools import partial
 
 import pytest
+import torch
 from conftest import PYTHONPATH
+from typer.testing import CliRunner
 
+from cprop_lab.cli import app
 from cprop_lab.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -109,9 +112,9 @@ def test_from_a_run_to_a_page(lab, session, tmp_path):
         ["plot", "nothing"],
     )
     assert [code for _, code in after] == [0, 0, 0, 0, 0, 0, 0, 1]
-    assert "runs 2 of which to be run 0" in after[0][0]
-    assert "runs 6 of which to be run 4" in after[1][0]
-    assert "runs 9 of which to be run 9 their iterations 900" in after[2][0]
+    assert "runs 2 2 of which to be run 0 0" in after[0][0]
+    assert "runs 6 6 of which to be run 4 4" in after[1][0]
+    assert "runs 27 93 of which to be run 18 93 their iterations 1,800 9,300" in after[2][0]
     assert "fmnist-fc-smoke.parquet: 2 runs" in after[3][0]
     assert {path.name for path in (tmp_path / "pictures").iterdir()} >= {"fmnist-fc-smoke.png"}
     page = (tmp_path / "report.html").read_text()
@@ -119,6 +122,31 @@ def test_from_a_run_to_a_page(lab, session, tmp_path):
     assert str(tmp_path) not in page  # a page may be published
     assert len(list((tmp_path / "events").rglob("events.out.*"))) == 2
     assert "no results of nothing in results" in after[-1][0]
+
+
+def test_a_comparison_of_two_builds_of_torch_is_refused_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "tasks:Blobs", "--optimizers", "sgd", "--iterations", "10", "--executor", "process", "--eager"]
+
+    def compare(*more):
+        told = CliRunner().invoke(app, [*words, *more])
+        return told.exit_code, " ".join(told.stdout.split())
+
+    with monkeypatch.context() as older:
+        older.setattr(torch, "__version__", "2.6.0+another")
+        assert compare("--seeds", "1")[0] == 0
+    store = Store(tmp_path / "results")
+    before = store.finished()
+    code, said = compare("--seeds", "2")
+    assert code == 1
+    assert f"3 with {torch.__version__} and 3 with 2.6.0+another " in said
+    assert "Give --storage another folder to run all of them with this torch" in said
+    assert store.finished() == before
+    code, said = compare("--seeds", "1")
+    assert (code, "builds of torch" in said) == (0, False)
+    code, said = compare("--seeds", "2", "--mix-builds")
+    assert (code, "Note: These runs mix builds of torch (" in said) == (0, True)
+    assert compare("--seeds", "2", "--storage", "another")[0] == 0
 
 
 def test_a_time_limit_stops_as_ctrl_c_does(lab):

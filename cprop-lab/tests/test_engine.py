@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import PYTHONPATH
 
 from cprop_lab.engine.engine import Engine
@@ -19,6 +20,7 @@ from cprop_lab.engine.progress import Progress
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import StorageError, Store
+from cprop_lab.store.builds import MixedBuildsError, mixed
 
 TESTS = Path(__file__).parent
 SLOW = Specification(
@@ -193,6 +195,29 @@ def test_in_this_process_what_is_finished_is_not_run_again(tmp_path):
     assert [run.specification.seed for run in runs] == [1, 0]
     rows = [("evaluated", 1, step) for step in (0, 10, 20)]
     assert engine.progress.said == [("begin", [1], 1), *rows, ("ended", 1), ("end",)]
+
+
+@pytest.mark.parametrize("address", [None, "a cluster"])
+def test_builds_of_torch_are_not_mixed(tmp_path, address):
+    """What is finished may be of another build, but nothing is added to it; a cluster's build shows in what it ran."""
+    more = QUICK.replace(seed=1)
+    store = Store(tmp_path)
+    rows = [{"step": i, "seconds": 0.0, "train_loss": 1.0, "test_loss": 1.0} for i in range(3)]
+    store.write(QUICK, "finished", rows, {"torch": "2.6.0+another"})
+    here = re.escape(torch.__version__)
+    named = rf"would mix builds of torch.*: 1 with {here} and 1 with 2\.6\.0\+another .*--mix-builds"
+    for together in (True, False):
+        engine = Engine(store, executor="process", address=address, one_build=True)
+        if not together:
+            assert len(engine.run([QUICK])) == 1
+        with pytest.raises(MixedBuildsError, match=named):
+            engine.run([QUICK, more] if together else [more])
+        assert store.finished() == {run_id(QUICK)} | ({run_id(more)} if address else set())
+    assert len(Engine(store, executor="process").run([QUICK, more])) == 2
+    assert re.match(
+        rf"These runs mix builds of torch \(1 with {here} and 1 with 2\.6\.0\+another\)", mixed(store.runs())
+    )
+    assert mixed(store.runs([run_id(more)])) == ""
 
 
 def test_an_error_of_a_task_is_told(tmp_path):

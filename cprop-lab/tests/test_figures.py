@@ -29,7 +29,7 @@ def specification(optimizer, seed=0, **changes):
     return Specification(optimizer=optimizer, seed=seed, **values)
 
 
-def write(store, run, losses, status="finished", metric="accuracy", metrics=None, step_seconds=0.01):
+def write(store, run, losses, status="finished", metric="accuracy", metrics=None, step_seconds=0.01, made=MADE):
     """Keep a run that has these training losses; a test loss is one more, scales fall where there is CProp."""
     rows = []
     for step, loss, value in zip(STEPS, losses, metrics or [0.5] * len(losses), strict=False):
@@ -40,7 +40,7 @@ def write(store, run, losses, status="finished", metric="accuracy", metrics=None
             shares[[0, BINS - 1]] = 0.75, 0.25
             row |= {"mean_scale": 10 / step, "scale_histogram": shares.tolist()}
         rows.append(row)
-    store.write(run, status, rows, MADE)
+    store.write(run, status, rows, made)
     return run_id(run)
 
 

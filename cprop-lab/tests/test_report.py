@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from markupsafe import escape
-from test_figures import AS_FAST, FASTER, NEVER, PLAIN, specification, write
+from test_figures import AS_FAST, FASTER, MADE, NEVER, PLAIN, specification, write
 
 from cprop_lab.analysis.pairs import pairs
 from cprop_lab.analysis.verdict import verdict
@@ -229,6 +229,17 @@ def test_workloads_are_told_apart(store, tmp_path):
         ["fmnist-fc", "SGD"],
         ["fmnist-fc", "CProp(SGD)"],
     ]
+
+
+def test_builds_of_torch_that_are_mixed_are_marked(store, tmp_path):
+    made = pair(store)
+    keep(store, made)
+    assert "builds of torch" not in page_of(store, tmp_path)[0]
+    another = write(store, specification("sgd", 2), PLAIN, made={**MADE, "torch": "2.14.0"})
+    keep(store, [*made, another])
+    text, _ = page_of(store, tmp_path)
+    assert "These runs mix builds of torch (4 with 2.13.0 and 1 with 2.14.0), which may round differently." in text
+    assert "mixed builds of torch</span>" in text  # in the contents, too
 
 
 def test_without_accuracy_or_perplexity_there_is_no_such_column(store, tmp_path):

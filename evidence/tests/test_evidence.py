@@ -45,6 +45,22 @@ def test_a_published_number_by_hand():
     assert statistics.fmean(ends["cprop-sgd"]) < statistics.fmean(ends["sgd"])
 
 
+def test_sections_that_mix_builds_of_torch_say_so():
+    """Counted with json and pyarrow alone."""
+    sections = re.compile(r"<!-- measured: evidence (\S+) -->\n(.*?)<!-- end -->", flags=re.DOTALL)
+    marked = {}
+    for name, text in (found for page in PAGES for found in sections.findall(page.read_text())):
+        packed = pq.read_table(EVIDENCE / "experiments" / f"{name}-reduced.parquet", columns=["identity", "about"])
+        about = json.loads(packed.schema.metadata[b"experiment"])
+        shown = {*about["runs"], *about["timings"]}
+        made = [json.loads(run["about"])["made"]["torch"] for run in packed.to_pylist() if run["identity"] in shown]
+        counts = " and ".join(f"{made.count(build)} with {build}" for build in sorted(set(made)))
+        marked[name] = len(set(made)) > 1
+        assert (f"**These runs mix builds of torch ({counts})" in text) == marked[name], name
+    assert sum(marked.values()) == 7
+    assert len(marked) > 30
+
+
 def test_cell_states_are_those_of_the_scoreboards_learning_rates():
     selected = KEPT["scoreboard-1-ptb-lstm"].about["learning_rates"]
     for optimizer, lr in cell_states.OTHERS.items():

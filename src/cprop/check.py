@@ -379,11 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n  {'a step of':22} {'ms':>8} {'ratio':>6}  state, bytes per parameter")
         for cost in tables[str(device)]:
             print(f"  {cost.name:22} {cost.milliseconds:8.2f} {cost.ratio:6.2f}  {cost.state_bytes:.0f}")
-    failed = [result for result in results if result.verdict == "failed"]
-    print(
-        f"\n{len(results) - len(failed)} of {len(results)} checks without a fault"
-        + "; please report this" * bool(failed)
-    )
+    print("", *summary(results), sep="\n")
     if options.json:
         written = {
             **about,
@@ -391,7 +387,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "costs": {device: [cost._asdict() for cost in own] for device, own in tables.items()},
         }
         options.json.write_text(json.dumps(written, indent=2) + "\n")
-    return 1 if failed else 0
+    return int(any(result.verdict == "failed" for result in results))
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """How many checks passed, failed and were skipped, in lines of text; and why those were skipped.
+
+    Example:
+        >>> summary([Result("cpu", "a", "ok", ""), Result("cpu", "b", "skipped", "no graphs")])
+        ['1 check passed, 1 skipped', '  skipped: b (no graphs)']
+    """
+    by_verdict: dict[str, list[Result]] = {"ok": [], "failed": [], "skipped": []}
+    for result in results:
+        by_verdict[result.verdict].append(result)
+    passed, failed, skipped = by_verdict.values()
+    others = [f"{len(of)} {verdict}" for verdict, of in by_verdict.items() if of and verdict != "ok"]
+    first = ", ".join([f"{len(passed)} check{'s' * (len(passed) != 1)} passed", *others])
+    by_reason: dict[str, list[str]] = {}
+    for result in skipped:
+        by_reason.setdefault(result.detail, []).append(result.check)
+    reasons = [f"  skipped: {'; '.join(names)} ({reason})" for reason, names in by_reason.items()]
+    return [first + "; please report this" * bool(failed), *reasons]
 
 
 def _line(result: Result) -> str:

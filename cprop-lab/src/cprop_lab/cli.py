@@ -268,7 +268,7 @@ def run(
             length = replace(length, seeds=seeds)
         if dry_run:
             _use(data)
-            _print_plan(chosen.planned(length), storage)
+            _print_plan(chosen.plan(length, select), lambda run: chosen.run(length, run, select), storage, eager)
             return
         _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
@@ -297,25 +297,27 @@ def run(
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
 
 
-def _print_plan(planned: list[Any], storage: str) -> None:
-    """How many runs there are, how many are still to be run, and what those cost."""
+def _print_plan(plan: Any, protocol: Callable[[Any], object], storage: str, eager: bool) -> None:
+    """How many runs there are, how many are still to be run, and what those cost: at least and at most."""
+    from cprop_lab.experiments.costs import costs
     from cprop_lab.output.tables import Table
-    from cprop_lab.run.cost import estimate
-    from cprop_lab.run.identity import run_id
     from cprop_lab.store import Store
 
-    done = Store(storage).finished()
-    missing = {name: run for run in planned if (name := run_id(run)) not in done}
-    cost = estimate(missing.values())
+    planned, missing = costs(plan, protocol, Store(storage), eager)
+
+    def cells(of: Any, value: Callable[[Any], float], form: str = ",") -> list[str]:
+        return [f"{value(cost):{form}}" for cost in of]
+
     rows = [
-        ["runs", f"{len(planned):,}"],
-        ["of which to be run", f"{cost.runs:,}"],
-        ["their iterations", f"{cost.iterations:,}"],
-        ["10^15 operations", f"{cost.flops / 1e15:,.3g}"],
-        ["MB of results", f"{cost.stored_bytes / 1e6:,.3g}"],
+        ["runs", *cells(planned, lambda cost: cost.runs)],
+        ["of which to be run", *cells(missing, lambda cost: cost.runs)],
+        ["their iterations", *cells(missing, lambda cost: cost.iterations)],
+        ["10^15 operations", *cells(missing, lambda cost: cost.flops / 1e15, ",.3g")],
+        ["MB of results", *cells(missing, lambda cost: cost.stored_bytes / 1e6, ",.3g")],
     ]
-    console.print(Table(["planned", ""], rows))
-    console.print("Runs that select learning rates, or only measure the time of a step, are not included.")
+    console.print(Table(["planned", "at least", "at most"], rows))
+    if planned.least.runs < planned.most.runs:
+        console.print("A search for a learning rate goes on while the best rate is at an end of those tried.")
 
 
 def _write_verdicts(path: Path, runs: Sequence[Any]) -> None:
@@ -335,6 +337,7 @@ def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], fol
     from cprop_lab.output import tables
     from cprop_lab.output.drawing import save
     from cprop_lab.output.figures import draw
+    from cprop_lab.store.builds import mixed
 
     manifest = store.experiments()[name]
     runs = read(manifest["runs"])
@@ -354,6 +357,7 @@ def _show(store: Any, name: str, read: Callable[[Iterable[str]], list[Any]], fol
     elif manifest["kind"] == "learning-rates":
         for optimizer, lr in manifest["learning_rates"].items():
             console.print(f"Learning rate of {optimizer}: {lr:g}", highlight=False, soft_wrap=True)
+    _print_note(mixed([*runs, *timings]))
 
 
 def _print_verdicts(found: Any, tables: bool) -> None:
@@ -369,6 +373,14 @@ def _print_verdicts(found: Any, tables: bool) -> None:
         if tables:
             console.print(Table(one.headings, one.rows))
     for note in dict.fromkeys(note for one in verdicts for note in one.notes):
+        _print_note(note)
+
+
+def _print_note(note: str) -> None:
+    """A remark that limits what is above it, if there is one."""
+    from cprop_lab.output.tables import folded
+
+    if note:
         console.print(folded(f"Note: {note}", console.width), style="yellow", markup=False, highlight=False)
 
 
@@ -446,6 +458,9 @@ def compare(
     checkpoint_seconds: Checkpoints = None,
     time_limit: TimeLimit = None,
     dry_run: DryRun = False,
+    mix_builds: Annotated[
+        bool, typer.Option("--mix-builds", help="Also compare runs made with different builds of torch, with a note.")
+    ] = False,
     written: Json = None,
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
@@ -457,6 +472,7 @@ def compare(
     from cprop_lab.run.evaluation import METRICS
     from cprop_lab.run.specification import Specification
     from cprop_lab.store import measured
+    from cprop_lab.store.builds import mixed
 
     with plain_errors():
         _load(extensions)
@@ -472,10 +488,17 @@ def compare(
         bases = optimizers.split(",")
         if dry_run:
             _use(data)
-            _print_plan(comparison.compared(specification, bases, seeds), storage)
+            plan = comparison.planned(specification, bases, seeds, selection_iterations)
+            _print_plan(
+                plan,
+                lambda run: comparison.compare(specification, bases, run, seeds, selection_iterations),
+                storage,
+                eager,
+            )
             return
         _interruptible(time_limit)
         engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
+        engine.one_build = not mix_builds
         found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
@@ -487,6 +510,7 @@ def compare(
                 f"Learning rate of {base}: {selection.lr:g} (training loss by learning rate: {tried})", highlight=False
             )
         _print_verdicts(found.pairs, tables=True)
+        _print_note(mixed(found.everything))
         if len(bases) > len(found.pairs):
             console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
             console.print(final_values(found.runs))

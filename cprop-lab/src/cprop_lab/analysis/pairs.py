@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from cprop_lab.analysis.curves import at, final_loss, when
 from cprop_lab.analysis.groups import by_seed, common_seeds
@@ -14,6 +15,18 @@ from cprop_lab.run.specification import Specification
 from cprop_lab.store import Manifest, Run
 
 __all__ = ["Pair", "outcome", "pairs", "pairs_of"]
+
+
+MACHINE: Final = {
+    "host": "the hosts",
+    "cpu": "the processors",
+    "device": "the devices",
+    "threads": "the threads",
+    "torch": "the builds of torch",
+}
+"""What must be the same for seconds to be compared, by its key in a run's provenance."""
+BUSIER: Final = 1.1
+"""Times as much CPU time per second as the other run had: beyond that, the machine was busy and not the run slow."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,23 @@ class Pair:
         """By seed, CProp's iterations or seconds to the target divided by the plain run's; infinite if it misses."""
         return [ours / theirs for theirs, ours in self.times(of)]
 
+    @cached_property
+    def why_not_timed(self) -> str:
+        """Why the seconds of a seed's two runs cannot be compared, in words; empty if they can, or nothing is known."""
+        for plain, scaled, _ in self.learned:
+            here, there = plain.provenance, scaled.provenance
+            for key, words in MACHINE.items():
+                if key in here and key in there and here[key] != there[key]:
+                    return f"{words} differ ({here[key]} and {there[key]})"
+            shares = [float(run.get("cpu_share") or math.nan) for run in (here, there)]
+            if max(shares) > BUSIER * min(shares):
+                return "one had more of the CPU than the other"  # said once, whatever the shares of each pair
+        return ""
+
+    def comparable(self, of: str) -> bool:
+        """Whether the iterations, or the seconds, of both runs may be compared."""
+        return of == "iterations" or not self.why_not_timed
+
     def there(self, column: str) -> list[tuple[float, float]]:
         """By seed, the value of another curve at the target, for both runs, if both reach it.
 
@@ -79,6 +109,8 @@ class Pair:
 
 def outcome(pair: Pair, of: str) -> str:
     """The outcome of a pair in a few words: CProp's ratio, or how many seeds missed the target."""
+    if not pair.comparable(of):
+        return "no verdict on time"
     shares = pair.shares(of)
     missed = sum(map(math.isinf, shares))
     parts = []

@@ -12,6 +12,7 @@ from cprop_lab.analysis.curves import ended, final_loss
 from cprop_lab.analysis.groups import WORDS, judged_by
 from cprop_lab.analysis.pairs import Pair
 from cprop_lab.analysis.spread import Ratio, as_measured, ratio, shown
+from cprop_lab.store import Run
 
 __all__ = ["Verdict", "verdict"]
 
@@ -21,10 +22,11 @@ ENOUGH_SEEDS: Final = 3
 HELPS: Final = "helps"
 NO_HELP: Final = "does not help"
 UNCLEAR: Final = "makes no clear difference"
-MACHINE: Final = {"host": "the hosts", "cpu": "the processors", "device": "the devices", "threads": "the threads"}
-"""What must be the same for seconds to be compared, by its key in a run's provenance."""
-BUSIER: Final = 1.1
-"""Times as much CPU time per second as the other run had: beyond that, the machine was busy and not the run slow."""
+MIXED: Final = "has mixed results"
+NEAR: Final = 0.01
+"""Of the target: who misses it by no more has come close."""
+NAMED: Final = 6
+"""Seeds that a sentence names."""
 SAME: Final = 0.0005
 """A change smaller than this is none."""
 
@@ -79,10 +81,10 @@ def _headline(name: str, pair: Pair) -> str:
             f"{name}: nothing to compare with, because {baseline.label} did not learn at learning rate {baseline.lr:g}."
         )
     reached = sum(map(math.isfinite, shares))
-    if reached == 0:
-        return f"{name} does not help: it never reaches {target} ({seeds}). {_near(pair)}"
     if reached < len(shares):
-        return f"{name} is not reliable: only {_number(reached)} of {seeds} reached {target}. {_near(pair)}"
+        judgement = UNCLEAR if _near(pair) else MIXED if reached else NO_HELP
+        how = f"{_number(reached)} of {seeds} reach{'es' * (reached == 1)} {target}"
+        return f"{name} {judgement}: {how if reached else f'it never reaches {target} ({seeds})'}. {_missed(pair)}"
     iterations, seconds = ratio([max(share, SAME) for share in shares]), _ratio(pair, "seconds")
     judgement, interval = _judged(iterations), _interval(iterations, "iterations")
     saved = _said(iterations.mean, "iterations", " iterations")
@@ -98,37 +100,64 @@ def _headline(name: str, pair: Pair) -> str:
     return f"{name} {judgement}: it reaches {target} in {saved} ({certainty}){time}."
 
 
-def _near(pair: Pair) -> str:
-    """How near the seeds came that did not reach the target."""
+def _missing(pair: Pair) -> list[tuple[Run, float]]:
+    """The runs with CProp that did not reach the target, and the target."""
     shares = zip(pair.learned, pair.shares("iterations"), strict=True)
-    missed = [(scaled, target) for (_, scaled, target), share in shares if math.isinf(share)]
-    near = [(final_loss(scaled), target) for scaled, target in missed if scaled.status == "finished"]
-    said = [f"{_counted(len(missed) - len(near), 'run')} diverged."] if len(near) < len(missed) else []
-    if near:
-        losses, targets = (shown(values, digits=DIGITS) for values in zip(*near, strict=True))
-        said.append(f"final loss {losses}, target {targets}.")
-    return " ".join(f"{sentence[0].upper()}{sentence[1:]}" for sentence in said)
+    return [(scaled, target) for (_, scaled, target), share in shares if math.isinf(share)]
+
+
+def _above(run: Run, target: float) -> float:
+    """How far above its target a run ended, as a fraction of the target; infinite if it diverged or that is zero."""
+    above = final_loss(run) - target
+    return above / abs(target) if target else math.inf
+
+
+def _near(pair: Pair) -> bool:
+    """Whether all that missed the target came close."""
+    return all(_above(run, target) <= NEAR for run, target in _missing(pair))
+
+
+def _missed(pair: Pair) -> str:
+    """Which seeds did not reach the target, and by how much they missed it."""
+    missing = _missing(pair)
+    ended = [(run, target) for run, target in missing if run.status == "finished"]
+    said = []
+    if diverged := [run for run, _ in missing if run.status != "finished"]:
+        said.append(f"{_seeds(diverged)} diverged.")
+    if ended:
+        gaps = sorted(_above(run, target) for run, target in ended)
+        low, high = (_percent(gaps[i]) for i in (0, -1))
+        far = high if low == high else f"{low} to {high}"
+        digits = DIGITS + _near(pair)
+        losses = shown([final_loss(run) for run, _ in ended], digits=digits)
+        targets = shown([target for _, target in ended], digits=digits)
+        ends = "ends" if len(ended) == 1 else "end"
+        said.append(
+            f"{_seeds([run for run, _ in ended])} {ends} {far} above it: final loss {losses}, target {targets}."
+        )
+    return " ".join(said)
+
+
+def _percent(part: float) -> str:
+    """A part in percent, to two digits."""
+    if math.isinf(part):
+        return "far"
+    return f"{float(f'{100 * part:.2g}'):,g} %" if part >= 1e-4 else "less than 0.01 %"
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    """The seeds of some runs; of many, the first."""
+    seeds = [str(run.specification.seed) for run in runs]
+    if len(seeds) == 1:
+        return f"Seed {seeds[0]}"
+    last = seeds[-1] if len(seeds) <= NAMED else f"{len(seeds) - NAMED + 1} more"
+    return f"Seeds {', '.join(seeds[: min(len(seeds), NAMED) - 1])} and {last}"
 
 
 def _ratio(pair: Pair, of: str) -> Ratio | None:
-    """Iterations or seconds with CProp divided by those without; None if a seed missed the target, or has no time."""
+    """Iterations or seconds with CProp divided by those without; None if they cannot be compared for every seed."""
     shares = pair.shares(of)
-    if of == "seconds" and _why_not_timed(pair):
-        return None
-    return ratio(shares) if shares and all(0 < share < math.inf for share in shares) else None
-
-
-def _why_not_timed(pair: Pair) -> str:
-    """Why the seconds of both runs of a seed cannot be compared, in words; empty if they can, or nothing is known."""
-    for plain, scaled, _ in pair.learned:
-        here, there = plain.provenance, scaled.provenance
-        for key, words in MACHINE.items():
-            if key in here and key in there and here[key] != there[key]:
-                return f"{words} differ ({here[key]} and {there[key]})"
-        shares = [float(run.get("cpu_share") or math.nan) for run in (here, there)]
-        if max(shares) > BUSIER * min(shares):
-            return "one had more of the CPU than the other"  # said once, whatever the shares of each pair
-    return ""
+    return ratio(shares) if pair.comparable(of) and shares and all(0 < share < math.inf for share in shares) else None
 
 
 def _judged(of: Ratio) -> str:
@@ -199,7 +228,7 @@ def _notes(pair: Pair) -> list[str]:
         notes.append(
             f"{_counted(learned, 'seed')} {tell} tell a difference from chance; use at least three (--seeds 3)."
         )
-    if why := _why_not_timed(pair):
+    if why := pair.why_not_timed:
         notes.append(f"no verdict on time: of the runs without and with CProp, {why}. Time them on one idle machine.")
     horizon = 1 / (1 - specification.knobs["cprop_beta"])
     if specification.iterations < horizon:

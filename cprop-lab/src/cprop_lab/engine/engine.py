@@ -32,6 +32,7 @@ from cprop_lab.engine.train import train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, StorageError, Store
+from cprop_lab.store.builds import builds, only_one
 from cprop_lab.workloads.data import ENVIRONMENT
 
 __all__ = ["Engine"]
@@ -78,6 +79,7 @@ class Engine:
         retries: how often a killed run is restarted; a run that raised an exception is not.
         checkpoint_seconds: how much work a kill may cost a run; by default 30 seconds, or more if writing takes long.
         eager: whether to use no compiled steps.
+        one_build: whether all runs, also of several calls, must be of one build of torch.
         progress: notified of how far it is.
 
     Example:
@@ -95,7 +97,9 @@ class Engine:
     retries: int = 3
     checkpoint_seconds: float | None = None
     eager: bool = False
+    one_build: bool = False
     progress: Progress = field(default_factory=Progress)
+    _builds: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
@@ -107,10 +111,14 @@ class Engine:
             RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
             StorageError: if the storage is full, read-only, or not shared by all machines.
             ResultsLostError: if runs ended and left no results.
+            MixedBuildsError: if there must be one build of torch, and there are several; before anything is started,
+                unless a cluster's differs.
         """
         wanted = self.by_id(specifications)
         found = {run.run_id: run for run in self.store.runs(wanted)}
         missing = {name: specification for name, specification in wanted.items() if name not in found}
+        # A cluster may have another torch than the driver.
+        self._compare_builds(found.values(), {} if self.address else dict.fromkeys(missing, str(torch.__version__)))
         try:
             self._check(missing.values())
             self.progress.begin(list(missing.values()), len(wanted) - len(missing))
@@ -123,12 +131,18 @@ class Engine:
             self.progress.end()
         if missing:
             found |= {run.run_id: run for run in self.store.runs(missing)}
+            self._compare_builds(found.values())
         if lacking := len(wanted) - len(found):
             raise ResultsLostError(
                 f"{lacking} of {len(missing)} runs ended, and their results are not in {self.store.address}: give "
                 "--storage a folder that all machines share, or an address such as s3://bucket/path"
             )
         return [found[name] for name in wanted]
+
+    def _compare_builds(self, finished: Iterable[Run], expected: Mapping[str, str] | None = None) -> None:
+        if self.one_build:
+            self._builds |= builds(finished)
+            only_one({**self._builds, **(expected or {})})
 
     def by_id(self, specifications: Iterable[Specification]) -> dict[str, Specification]:
         """What would be executed for these, by run id: the same runs, without compilation if ``eager``."""

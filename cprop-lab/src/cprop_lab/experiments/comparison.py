@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from cprop_lab.analysis.pairs import Pair, pairs
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments import learning_rate
+from cprop_lab.experiments.plan import Plan
 from cprop_lab.run.names import parse
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
-__all__ = ["Comparison", "compare", "compared"]
+__all__ = ["Comparison", "compare", "compared", "planned"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Comparison:
     selections: Mapping[str, learning_rate.Selection]
     runs: Sequence[Run]
     pairs: Mapping[str, Pair]
+
+    @property
+    def everything(self) -> list[Run]:
+        """Also the runs that selected the learning rates."""
+        return [*self.runs, *(run for selection in self.selections.values() for run in selection.runs)]
 
 
 def compare(
@@ -55,9 +61,8 @@ def compare(
         ValueError: if an optimizer is unknown, or named with CProp; before anything is run.
     """
     later = sum(one.iterations for one in compared(specification, bases, seeds))
-    short = learning_rate.shortened(specification, min(selection_iterations, specification.iterations))
     selections = learning_rate.select(
-        {base: short.replace(optimizer=base) for base in bases},
+        _short(specification, bases, selection_iterations),
         run,
         {base: parse(base).recipe.guess for base in bases},
         range(seeds),
@@ -67,6 +72,31 @@ def compare(
     progress.phase("comparing without and with CProp")
     runs = run(compared(specification, bases, seeds, {base: found.lr for base, found in selections.items()}))
     return Comparison(selections, runs, pairs(runs))
+
+
+def planned(
+    specification: Specification,
+    bases: Sequence[str],
+    seeds: int = 3,
+    selection_iterations: int = learning_rate.ITERATIONS,
+) -> Plan:
+    """The runs of a comparison, as far as they are known before; for the arguments see :func:`compare`."""
+    short = _short(specification, bases, selection_iterations)
+    first, possible = (
+        [
+            run
+            for base, one in short.items()
+            for run in learning_rate.tried(one, parse(base).recipe.guess, range(seeds), places)
+        ]
+        for places in (learning_rate.FIRST, learning_rate.ALL)
+    )
+    return Plan(first, possible, compared(specification, bases, seeds))
+
+
+def _short(specification: Specification, bases: Iterable[str], iterations: int) -> dict[str, Specification]:
+    """The run that selects a learning rate, by optimizer."""
+    short = learning_rate.shortened(specification, min(iterations, specification.iterations))
+    return {base: short.replace(optimizer=base) for base in bases}
 
 
 def compared(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments import learning_rate, rates
+from cprop_lab.experiments.plan import Plan
 from cprop_lab.experiments.presets import Preset
 from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, OptimizerName, parse
 from cprop_lab.run.recipes import Setting
@@ -163,7 +164,7 @@ class Experiment:
             Its manifest, which is stored: the ids of its runs, and what a reader should know.
         """
         settings = {variant.setting(): variant.guess() for variant in self.variants if variant.lr is None}
-        if settings and (self.kind == "learning-rates" or (preset.select if select is None else select)):
+        if self.selects(preset, select):
             selections = self.select(preset, run, progress)
             settings = {setting: selections[setting].lr for setting in settings}
         manifest = self.manifest(preset, settings)
@@ -217,6 +218,29 @@ class Experiment:
             for seed in self.seeds(preset)
         ]
 
+    def selects(self, preset: Preset, select: bool | None = None) -> bool:
+        """Whether learning rates are selected, and not given."""
+        wanted = self.kind == "learning-rates" or (preset.select if select is None else select)
+        return wanted and any(variant.lr is None for variant in self.variants)
+
+    def plan(self, preset: Preset, select: bool | None = None) -> Plan:
+        """Its runs, as far as they are known before; for the arguments see :meth:`run`."""
+        if not self.selects(preset, select):
+            return Plan(then=self.after_selection(preset), perhaps=self.further(preset))
+        first, possible = (
+            [
+                run
+                for setting, short in self._searches(preset).items()
+                for run in learning_rate.tried(short, setting.guess(), self.selection_seeds(preset), places)
+            ]
+            for places in (learning_rate.FIRST, learning_rate.ALL)
+        )
+        return Plan(first, possible, self.after_selection(preset), self.further(preset))
+
+    def further(self, preset: Preset) -> list[Specification]:
+        """What is run besides, if results are too close."""
+        return []
+
     def selection_seeds(self, preset: Preset) -> Iterable[int]:
         """The seeds of the runs that select learning rates."""
         return self.seeds(preset)
@@ -229,17 +253,22 @@ class Experiment:
         self, preset: Preset, run: RunAll, progress: Progress = SILENT
     ) -> dict[Variant, learning_rate.Selection]:
         """Select the learning rates of its plain optimizers."""
-        settings = dict.fromkeys(variant.setting() for variant in self.variants)  # in the same order every time
-        ordered = sorted(settings, key=lambda s: (s.workload, s.optimizer, s.batch_size, str(s.options)))
+        searches = self._searches(preset)
         found = learning_rate.select(
-            {str(i): s.specification(preset, s.guess(), selecting=True) for i, s in enumerate(ordered)},
+            {str(i): short for i, short in enumerate(searches.values())},
             run,
-            {str(i): s.guess() for i, s in enumerate(ordered)},
+            {str(i): setting.guess() for i, setting in enumerate(searches)},
             self.selection_seeds(preset),
             progress,
             later=sum(one.iterations for one in self.after_selection(preset)),
         )
-        return {s: found[str(i)] for i, s in enumerate(ordered)}
+        return {setting: found[str(i)] for i, setting in enumerate(searches)}
+
+    def _searches(self, preset: Preset) -> dict[Variant, Specification]:
+        """What learning rates are selected for, in the same order every time, and the run that is made at each rate."""
+        settings = dict.fromkeys(variant.setting() for variant in self.variants)
+        ordered = sorted(settings, key=lambda s: (s.workload, s.optimizer, s.batch_size, str(s.options)))
+        return {setting: setting.specification(preset, setting.guess(), selecting=True) for setting in ordered}
 
 
 def _told(setting: Variant) -> list[str]:

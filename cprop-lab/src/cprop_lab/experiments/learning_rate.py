@@ -19,12 +19,16 @@ from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
 
-__all__ = ["Selection", "candidates", "grid", "select", "shortened"]
+__all__ = ["ALL", "FIRST", "Selection", "candidates", "grid", "select", "shortened", "tried"]
 
 ITERATIONS: Final = 5_000
 SEEDS: Final = (0, 1, 2)
 STAGES: Final = 12
 """A search that is this many factors of three away from its guess has failed."""
+FIRST: Final = (-1, 0, 1)
+"""Places of the grid that every search tries."""
+ALL: Final = (*FIRST, *range(2, STAGES + 1))
+"""As many as a search tries at most: it goes on in one direction."""
 USUAL_ROUNDS: Final = 3
 """Three rates around the guess, then mostly one more, twice."""
 
@@ -59,7 +63,7 @@ def candidates(guess: float, losses: Mapping[int, float]) -> list[int]:
         []
     """
     if not losses:
-        return [-1, 0, 1]
+        return list(FIRST)
     best = choose(losses)
     following = [place for place in (best - 1, best + 1) if place not in losses]
     # If all diverged there is no best yet: try smaller rates.
@@ -98,6 +102,14 @@ def shortened(specification: Specification, iterations: int) -> Specification:
     return specification.replace(iterations=iterations, evaluate_every=max(1, iterations // 10))
 
 
+def tried(
+    specification: Specification, guess: float, seeds: Iterable[int], places: Iterable[int] = FIRST
+) -> list[Specification]:
+    """The runs of a search that tries some places of the grid."""
+    seeds = tuple(seeds)
+    return [specification.replace(lr=grid(guess, place), seed=seed) for place in places for seed in seeds]
+
+
 def select(
     specifications: Mapping[str, Specification],
     run: Callable[[list[Specification]], list[Run]],
@@ -121,7 +133,7 @@ def select(
     kept: dict[str, list[Run]] = {name: [] for name in specifications}
     for stage in itertools.count(1):
         wanted = {
-            (name, place): [specification.replace(lr=grid(guesses[name], place), seed=seed) for seed in seeds]
+            (name, place): tried(specification, guesses[name], seeds, [place])
             for name, specification in specifications.items()
             for place in candidates(guesses[name], losses[name])
         }

@@ -14,6 +14,7 @@ from cprop_lab.analysis.curves import choose, final_loss
 from cprop_lab.analysis.scoreboard import HORIZON, OF_ITS_OWN, undecided
 from cprop_lab.engine.progress import SILENT, Progress
 from cprop_lab.experiments.experiment import Experiment, RunAll, Variant
+from cprop_lab.experiments.plan import Plan, by_id
 from cprop_lab.experiments.presets import Preset
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run
@@ -87,6 +88,22 @@ class Scoreboard(Experiment):
         """One of its own, so that no row is scored on runs that it was tuned with."""
         return SELECTION_SEEDS
 
+    def plan(self, preset: Preset, select: bool | None = None) -> Plan:
+        """Its runs, as far as they are known before; see :meth:`Experiment.plan`."""
+        preset = _quartered(preset)
+        found = super().plan(preset, select)
+        if not self.selects(preset, select):
+            return found
+        lrs = {variant.setting(): variant.guess() for variant in self.variants}
+        tried, first = by_id(run for group in self._decays(preset, lrs).values() for run in group), by_id(found.first)
+        decays = [run for name, run in tried.items() if name not in first]  # a search for learning rates has the first
+        return replace(found, then=[*decays, *found.then])
+
+    def further(self, preset: Preset) -> list[Specification]:
+        """More seeds, if rows are too close."""
+        enough = preset.seeds >= FEWEST_SEEDS
+        return [one for variant in self.variants for one in self._added(variant, preset, {})] if enough else []
+
     def after_selection(self, preset: Preset) -> list[Specification]:
         """The runs of all rows, and those that time them."""
         return [*self.specifications(preset, {}), *self._shorter(preset, {}), *self._timings(preset, {})]
@@ -100,11 +117,10 @@ class Scoreboard(Experiment):
         progress: Progress = SILENT,
     ) -> dict[str, Any]:
         """Run it, and return its manifest; see :meth:`Experiment.run`."""
-        quarter = {name: replace(one, selection=one.iterations // HORIZON) for name, one in preset.lengths.items()}
-        preset = replace(preset, lengths=quarter)
+        preset = _quartered(preset)
         lrs = {variant.setting(): variant.guess() for variant in self.variants}
         tuned = self
-        if preset.select if select is None else select:
+        if self.selects(preset, select):
             lrs = {setting: selection.lr for setting, selection in self.select(preset, run, progress).items()}
             progress.phase("selecting weight decay", sum(one.iterations for one in self.after_selection(preset)))
             decays = self._select_decays(preset, lrs, run)
@@ -142,14 +158,7 @@ class Scoreboard(Experiment):
     def _select_decays(self, preset: Preset, lrs: Mapping[Variant, float], run: RunAll) -> dict[Variant, float | None]:
         """The weight decay with the lowest training loss at the selected learning rate; None without such a setting."""
         decays: dict[Variant, float | None] = {}
-        tried = {
-            (setting, decay): [
-                _decayed(setting, decay).specification(preset, lr, seed, selecting=True) for seed in SELECTION_SEEDS
-            ]
-            for setting, lr in lrs.items()
-            for decay in WEIGHT_DECAYS
-            if "weight_decay" in setting.optimizer_name.recipe.settings
-        }
+        tried = self._decays(preset, lrs)
         runs = iter(run([one for group in tried.values() for one in group]))
         losses: dict[Variant, dict[float, float]] = {}
         for (setting, decay), group in tried.items():
@@ -157,6 +166,17 @@ class Scoreboard(Experiment):
         for setting in lrs:
             decays[setting] = choose(losses[setting]) if setting in losses else None
         return decays
+
+    def _decays(self, preset: Preset, lrs: Mapping[Variant, float]) -> dict[tuple[Variant, float], list[Specification]]:
+        """The runs that select a weight decay."""
+        return {
+            (setting, decay): [
+                _decayed(setting, decay).specification(preset, lr, seed, selecting=True) for seed in SELECTION_SEEDS
+            ]
+            for setting, lr in lrs.items()
+            for decay in WEIGHT_DECAYS
+            if "weight_decay" in setting.optimizer_name.recipe.settings
+        }
 
     def _full(self, variant: Variant, preset: Preset, lrs: Mapping[Variant, float]) -> Specification:
         """A row's run with the first seed."""
@@ -186,11 +206,12 @@ class Scoreboard(Experiment):
         ]
         close = undecided(self._rows(preset, lrs, runs), pairs)
         return [
-            self._full(variant, preset, lrs).replace(seed=preset.seeds + more)
-            for variant in self.variants
-            if _title(variant) in close
-            for more in range(MORE_SEEDS)
+            one for variant in self.variants if _title(variant) in close for one in self._added(variant, preset, lrs)
         ]
+
+    def _added(self, variant: Variant, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """A row's further seeds."""
+        return [self._full(variant, preset, lrs).replace(seed=preset.seeds + more) for more in range(MORE_SEEDS)]
 
     def _shorter(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
         """Shorter runs of the rows that know when they end; of all others, the beginning of their run is the same."""
@@ -204,6 +225,12 @@ class Scoreboard(Experiment):
         full = [(self._full(v, preset, lrs), preset.lengths[v.workload].selection // 5) for v in self.variants]
         turns = range(self.first_timing, self.first_timing + TIMINGS)
         return [timing(one, iterations).replace(seed=turn) for turn in turns for one, iterations in full]
+
+
+def _quartered(preset: Preset) -> Preset:
+    """The same with selections a quarter as long as the runs."""
+    quarter = {name: replace(one, selection=one.iterations // HORIZON) for name, one in preset.lengths.items()}
+    return replace(preset, lengths=quarter)
 
 
 def _title(variant: Variant) -> str:

@@ -345,7 +345,8 @@ MANY: Final = 200
 def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     """The fraction of the plain optimizer's iterations and seconds that CProp needs to reach its final loss.
 
-    A bar is the mean over seeds, a point one seed. Where a seed never got there, there is no mean, and that is written.
+    A bar is the mean over seeds, a point one seed. Where a seed never got there, there is no mean, and that is written;
+    so is it where there is no verdict on time.
 
     Args:
         pairs: by name, as :func:`cprop_lab.analysis.pairs.pairs` gives them.
@@ -363,7 +364,7 @@ def times_to_target(pairs: Mapping[str, Pair], title: str = "") -> Figure:
     furthest = 1.0
     for row, pair in enumerate(pairs.values()):
         for of, (offset, _) in BARS.items():
-            shares = pair.shares(of)
+            shares = pair.shares(of) if pair.comparable(of) else []
             furthest = max(furthest, _bar(axes, row, of, fmean(shares) if shares else math.nan, shares))
             # Next to the panel, where nothing lies under the words.
             beside = axes.get_yaxis_transform()

@@ -21,6 +21,7 @@ from cprop_lab.output import tables
 from cprop_lab.output.drawing import to_svg
 from cprop_lab.output.figures import draw, preset
 from cprop_lab.store import Manifest, Run, Store
+from cprop_lab.store.builds import mixed
 
 __all__ = ["write"]
 
@@ -71,6 +72,7 @@ def _section(name: str, manifest: Manifest, runs: Sequence[Run], timings: Sequen
         "manifest": manifest,
         "missing": len(missing),
         "first_missing": _first(missing),
+        "mixed": mixed([*runs, *timings]),
         "figures": {suffix: _inline(figure, f"{anchor}{suffix}") for suffix, figure in drawn.items()},
         "scores": tables.scoreboard(entries) if entries else None,
         "verdicts": verdicts,

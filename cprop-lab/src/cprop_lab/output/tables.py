@@ -169,7 +169,8 @@ def _to_target(pair: Pair) -> list[str]:
     for of in ("iterations", "seconds"):
         times = pair.times(of)
         cells.append(shown([without for without, _ in times]))
-        cells += [shown(values, nothing="not reached") for values in ([ours for _, ours in times], pair.shares(of))]
+        cells.append(shown([ours for _, ours in times], nothing="not reached"))
+        cells.append(shown(pair.shares(of), nothing="not reached") if pair.comparable(of) else NOTHING)
     others = len(pair.plain) - len(shares)
     reached = sum(map(math.isfinite, shares))
     cells.append(f"{reached} of {len(shares)}" + f" ({others} did not learn without CProp)" * bool(others))
