@@ -171,13 +171,12 @@ def _engine(
     )
 
 
-def _filled(storage: str, damaged: bool = False) -> Any:
-    """A store to read from; it may be damaged if that is what is looked for."""
+def _filled(storage: str) -> Any:
+    """A store to read from."""
     from cprop_lab.store import Store
 
     store = Store(storage)
-    broken: dict[str, str] = {}
-    if not store.finished(broken if damaged else None) and not broken and not store.experiments():
+    if store.empty():
         raise ValueError(
             f"{storage} holds no results: give --storage a folder that has some, or run an experiment first"
         )
@@ -531,15 +530,20 @@ def pack(storage: Storage = "results") -> None:
 def check(
     storage: Annotated[str, typer.Argument(help="A folder, or an address such as s3://bucket/path.")],
     mend: Annotated[
-        bool, typer.Option("--mend", help="Remove what is damaged; the next 'cprop-lab run' runs it again.")
+        bool,
+        typer.Option(
+            "--mend", help="Move what is damaged to the folder damaged/; the next 'cprop-lab run' runs it again."
+        ),
     ] = False,
 ) -> None:
     """Read everything in a storage and list what is damaged: each run's id, its checksum, and that it can be read."""
     with plain_errors():
-        damaged = _filled(storage, damaged=True).check(mend)
+        damaged = _filled(storage).check(mend)
         for line in damaged:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{len(damaged)} damaged" + ", removed unless a newer version's" * (mend and bool(damaged)))
+        console.print(
+            f"{len(damaged)} damaged" + ", moved to damaged/ unless a newer version's" * (mend and bool(damaged))
+        )
     raise typer.Exit(int(bool(damaged) and not mend))
 
 
