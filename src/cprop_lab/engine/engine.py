@@ -25,7 +25,7 @@ import torch
 from cprop_lab import workloads
 from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 from cprop_lab.engine.check import check, trimmed
-from cprop_lab.engine.leases import Leases
+from cprop_lab.engine.leases import ELSEWHERE, Leases
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
@@ -80,6 +80,7 @@ class Engine:
         checkpoint_seconds: how much work a kill may cost a run; by default 30 seconds, or more if writing takes long.
         eager: whether to use no compiled steps.
         progress: notified of how far it is.
+        wait_for_workers: minutes for which a cluster may have no machine that can hold a run.
 
     Example:
         >>> import tempfile
@@ -97,6 +98,7 @@ class Engine:
     checkpoint_seconds: float | None = None
     eager: bool = False
     progress: Progress = field(default_factory=Progress)
+    wait_for_workers: float = 15.0
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
     def run(self, specifications: Iterable[Specification]) -> list[Run]:
@@ -108,6 +110,7 @@ class Engine:
             RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
             StorageError: if the storage is full, read-only, or not shared by all machines.
             ResultsLostError: if runs ended and left no results.
+            TimeoutError: if a cluster has had no machine that can hold a run for too long.
         """
         wanted = self.by_id(specifications)
         found = {run.run_id: run for run in self.store.runs(wanted)}
@@ -149,13 +152,18 @@ class Engine:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.cpus)
         waiting = deque(missing.items())
+        refused = 0
         try:
             while waiting:
                 name, specification = waiting.popleft()
                 if not leases.take(name):
                     waiting.append((name, specification))  # another driver has it
+                    refused += 1
+                    if refused == len(waiting):
+                        self.progress.waiting(ELSEWHERE)
                     time.sleep(0.5)
                     continue
+                refused = 0
                 try:
                     train(
                         specification,
@@ -200,6 +208,7 @@ class Engine:
             self.retries,
             self.checkpoint_seconds,
             self.progress,
+            self.wait_for_workers,
         )
         if errors := pool.run(missing, leases):
             raise _failed(errors, missing)

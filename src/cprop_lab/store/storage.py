@@ -65,6 +65,9 @@ ASIDE: Final = "damaged"
 SUFFIXES: Final = (".json", ".parquet", ".arrow")
 """Of a run's own files, in this version's format and the older one."""
 
+MARKED_FOR: Final = 30 * 24 * 3600.0
+"""Seconds after which a mark is deleted, in case its driver was killed."""
+
 SEEN_WITHIN: Final = 5.0
 """Seconds after which what one machine has written is seen by all."""
 
@@ -347,6 +350,9 @@ class Store:
         """
         name = f"marks/{uuid4().hex}"
         self._write(name, b"The driver of a sweep was here.\n")
+        for info in self._files.get_file_info(fs.FileSelector(self._path("marks"))):
+            if info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > MARKED_FOR:
+                self._delete(f"marks/{info.base_name}")
         try:
             yield name
         finally:
