@@ -96,9 +96,9 @@ class CProp(ConformityOptimizer):
         \hat g_t = \text{the inner optimizer's update}
 
     with the scale :math:`\hat s_t \in [0, 1]` of :func:`cprop.conformity_scale`, computed from the raw
-    gradients. The wrapper is itself a :class:`torch.optim.Optimizer`, and shares its groups and state
-    with the inner one. Pass the wrapper, not the inner optimizer, to schedulers, gradient scalers and
-    trainers.
+    gradients. The wrapper is itself a :class:`torch.optim.Optimizer`. It shares its groups with the inner
+    one, and its state shows the inner one's beside the statistics. Pass the wrapper, not the inner
+    optimizer, to schedulers, gradient scalers and trainers.
 
     The inner optimizer must keep its weights only in the parameters. Copies in its state, such as
     Lookahead's slow weights or master weights, are not scaled. If this can be detected, as for
@@ -121,7 +121,10 @@ class CProp(ConformityOptimizer):
         fused: whether CProp uses compiled kernels; by default, the inner optimizer's setting.
 
     These settings are stored in every param group with the prefix ``cprop_``. A group that already
-    has a setting keeps it.
+    has a setting keeps it, except from an earlier wrapper: wrapping an optimizer again continues its
+    statistics with the new settings.
+
+    If a step raises an error or is interrupted, the weights are set back to those before it.
 
     Example:
         >>> import torch, cprop
