@@ -57,6 +57,10 @@ def test_after_ctrl_c_no_state_is_lost_and_no_weight_has_moved_unscaled(build, k
             optimizer.step()
             inside = False
 
+    def until_the_alarm(delay):
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        steps(10_000)
+
     before = torch.zeros(20, 4)
     steps(60)
     start = time.perf_counter()
@@ -66,9 +70,8 @@ def test_after_ctrl_c_no_state_is_lost_and_no_weight_has_moved_unscaled(build, k
     generator, landed = random.Random(0), 0
     on_alarm(interrupt)
     for _ in range(interrupts):
-        signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.02, 2) * duration)
         with pytest.raises(KeyboardInterrupt):
-            steps(10_000)
+            until_the_alarm(generator.uniform(0.02, 2) * duration)
         landed, inside = landed + inside, False
         assert all(keys <= set(optimizer.state[p]) for p in params)
         assert (torch.stack([p.detach() for p in params]) - before).abs().max() < 0.3
