@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 
+import numpy as np
 import pytest
 import pytorch_optimizer
 import schedulefree
@@ -225,7 +226,9 @@ def test_back_to_plain_torch_with_a_layer_that_had_no_gradient(inner):
 
 @every_way
 @pytest.mark.parametrize("build", [cprop.CPropSGD, cprop.CPropAdam, cprop.CProp.around(torch.optim.SGD)])
-@pytest.mark.parametrize("c", [torch.tensor(math.inf), torch.tensor(1e39, dtype=torch.float64), 1e39, 3e38])
+@pytest.mark.parametrize(
+    "c", [torch.tensor(math.inf), torch.tensor(1e39, dtype=torch.float64), 1e39, 3e38, np.float32("inf")]
+)
 def test_huge_and_infinite_c(build, c, way):
     """A row without gradient has no sign to be sure of: it does not move, and nothing is NaN."""
     w = torch.nn.Parameter(torch.ones(3, 4))

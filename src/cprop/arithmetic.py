@@ -8,7 +8,8 @@ without a host synchronization.
 from __future__ import annotations
 
 import math
-from typing import Final, TypeAlias
+from numbers import Integral, Real
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,12 +30,26 @@ __all__ = [
     "divide",
     "lerp",
     "one_minus_power",
+    "plain_number",
     "squarable_or_zero",
 ]
 
 
 TINY: Final = torch.finfo(torch.float32).tiny
 """Added to denominators that might be zero; negligible next to any other value."""
+
+
+def plain_number(x: Any) -> Any:
+    """A number of another library, such as NumPy's, as one of Python; anything else unchanged.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> plain_number(Fraction(1, 4)), plain_number(True), plain_number("normal")
+        (0.25, True, 'normal')
+    """
+    if type(x) in (float, int, bool) or not isinstance(x, Real):
+        return x
+    return int(x) if isinstance(x, Integral) else float(x)
 
 
 def divide(x: Tensor, by: Number, inverse: Number) -> Tensor:

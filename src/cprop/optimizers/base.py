@@ -17,7 +17,7 @@ from cprop.execution import Implementation, Job
 from cprop.measures import needs_mean_abs
 from cprop.moments import Moments
 from cprop.optimizers.settings import Settings, settings_of
-from cprop.optimizers.state import count, new_counter, new_state
+from cprop.optimizers.state import count, new_counter, new_state, portable
 from cprop.rules import write
 from cprop.sharding import local, sharded_like
 from cprop.statistics import (
@@ -73,6 +73,12 @@ class ConformityOptimizer(Optimizer):
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
+    @property
+    def _own_state(self) -> Mapping[Tensor, dict[str, Any]]:
+        """The dictionaries that hold the statistics."""
+        own: Mapping[Tensor, dict[str, Any]] = self.state
+        return own
+
     @staticmethod
     @abstractmethod
     def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
@@ -105,7 +111,7 @@ class ConformityOptimizer(Optimizer):
         self._apply_edits()
         for group in self.param_groups:
             for p in group["params"]:
-                state = self.state.get(p, {})
+                state = self._own_state.get(p, {})
                 if STEP in state and state[STEP] > 0:
                     yield p, group, self._moments(state, group)
 
@@ -145,6 +151,9 @@ class ConformityOptimizer(Optimizer):
         v_hat = load(tensors[self._square_key(tensors)]) / at_least(h.corrections.b_v, TINY)
         return v_hat.sqrt() * h.corrections.b
 
+    def _complete_groups(self) -> None:
+        """Fill in settings that a group lacks because another optimizer has added or replaced it."""
+
     def _apply_edits(self) -> None:
         """Check settings that were edited since the last step.
 
@@ -152,6 +161,7 @@ class ConformityOptimizer(Optimizer):
         """
         if torch.compiler.is_compiling():
             return
+        self._complete_groups()
         seen: dict[int, tuple[dict[str, Any], Settings]] = self.__dict__.setdefault("_seen", {})
         for index, group in enumerate(self.param_groups):
             settings = settings_of(group)
@@ -171,7 +181,7 @@ class ConformityOptimizer(Optimizer):
         A mean square shared with the algorithm becomes CProp's own.
         """
         for p in group["params"]:
-            state = self.state.get(p, {})
+            state = self._own_state.get(p, {})
             if STEP not in state or state[STEP] == 0:
                 continue
             k = self._statistics_scalars(state, {**group, "cprop_beta": before, "capturable": False}).corrections
@@ -265,21 +275,19 @@ class ConformityOptimizer(Optimizer):
         self, p: Tensor, state: dict[str, Any], group: Mapping[str, Any], keys: tuple[str, ...], shared: bool
     ) -> bool:
         """Allocate a parameter's missing state; return whether any of the algorithm's state is new."""
-        fresh = False
-        for key in keys:
-            if key not in state:
-                state[key] = new_state(p, group)
-                fresh = True
+        new = {key: new_state(p, group) for key in keys if key not in state}
+        fresh = bool(new)
         if self.counts_steps and "step" not in state:
-            state["step"] = new_counter(p, group)
+            new["step"] = new_counter(p, group)
         if STEP not in state:
-            state[STEP] = new_counter(p, group)
-            state.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
+            new[STEP] = new_counter(p, group)
+            new.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
             # The mean square can no longer be shared: CProp's own starts from the shared one.
             k, shared_square = self._statistics_scalars(state, group).corrections, state[self._square_key(state)]
-            state[MEAN_SQUARE] = new_state(p, group)
-            state[MEAN_SQUARE].copy_(load(shared_square) * (k.b / at_least(k.b_v, TINY)))
+            new[MEAN_SQUARE] = new_state(p, group)
+            new[MEAN_SQUARE].copy_(load(shared_square) * (k.b / at_least(k.b_v, TINY)))
+        state.update(new)  # at once, so that Ctrl-C leaves all of it or nothing
         return fresh
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -297,6 +305,7 @@ class ConformityOptimizer(Optimizer):
             for hook in self._optimizer_load_state_dict_pre_hooks.values():
                 replaced = hook(self, state_dict)
                 state_dict = state_dict if replaced is None else replaced
+            self._complete_groups()
             saved = checkpoint.match(state_dict, self.param_groups)
             groups = checkpoint.merge_settings(
                 state_dict["param_groups"], self.param_groups, self.defaults, self._known_settings()
@@ -304,7 +313,7 @@ class ConformityOptimizer(Optimizer):
             for group in groups:
                 self._check(group)
             self._load({**state_dict, "param_groups": groups}, saved)
-            self.__dict__.pop("_seen", None)
+            self.__dict__.get("_seen", {}).clear()
             self._apply_edits()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -316,6 +325,29 @@ class ConformityOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._apply_edits()
         return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._apply_edits()  # so that later edits are noticed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as a dict, as in torch; loadable with ``weights_only=True``.
+
+        If parameters have not had a gradient yet, and the algorithm's state is known, they are saved with zero state,
+        because checkpoint libraries expect the same entries for every parameter. Loading drops these entries again.
+        """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        self._apply_edits()
+        state_dict = portable(self._complete_state(self._packed_state()))
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
+
+    @abstractmethod
+    def _packed_state(self) -> dict[str, Any]:
+        """The state and the groups with numbers for parameters, as in torch, before hooks."""
 
     def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add zero state for parameters without a gradient so far, if any other parameter has state."""

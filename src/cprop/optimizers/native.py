@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from cprop import checkpoint
 from cprop.arithmetic import Number
 from cprop.execution import Implementation, choose_implementation, prepare, run_all
 from cprop.optimizers.base import ConformityOptimizer
 from cprop.optimizers.settings import ROUNDING, check_lr
-from cprop.optimizers.state import count_up, foreign_state, name_measures, read_state
+from cprop.optimizers.state import count_up, foreign_state, read_state
 from cprop.rules import GRAD, MOVED, PARAM, rounding_stochastically
 from cprop.statistics import AVERAGES, EARLIER, MEAN, MEAN_SQUARE, STEP, StatisticsScalars
 
@@ -111,14 +112,12 @@ class NativeOptimizer(ConformityOptimizer):
         checkpoint.all_or_none(own, (STEP, MEAN) if shared else (STEP, MEAN, MEAN_SQUARE))
         return {**foreign, **{key: read_state(key, value, p, group) for key, value in own.items()}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as a dict, as in torch; loadable with ``weights_only=True``.
-
-        Parameters that have not had a gradient yet are saved with zero state, because checkpoint
-        libraries expect the same entries for every parameter. Loading drops these entries again.
-        """
-        self._apply_edits()
-        return name_measures(self._complete_state(super().state_dict()))
+    def _packed_state(self) -> dict[str, Any]:
+        # torch's method runs the hooks before the state is complete: here it finds none.
+        unhooked = object.__new__(type(self))
+        hooks: dict[str, Any] = {"_optimizer_state_dict_pre_hooks": {}, "_optimizer_state_dict_post_hooks": {}}
+        unhooked.__dict__.update(self.__dict__, **hooks)
+        return Optimizer.state_dict(unhooked)
 
 
 def with_scalar_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,21 +10,27 @@ import torch
 from torch import Tensor
 
 from cprop import checkpoint
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, plain_number
 from cprop.measures import measure_name
 from cprop.statistics import EARLIER, STEP
 from cprop.storage import allocate, restore
 
-__all__ = ["count", "count_up", "foreign_state", "name_measures", "new_counter", "new_state", "read_state"]
+__all__ = ["count", "count_up", "foreign_state", "new_counter", "new_state", "portable", "read_state"]
 
 COUNTERS: Final = ("step", STEP, EARLIER)
 
 
-def name_measures(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Replace callable measures with their names, so that the file loads with ``weights_only=True``."""
-    for group in state_dict["param_groups"]:
+def portable(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """With names of callable measures and numbers of Python, so that the file loads with ``weights_only=True``."""
+    groups = [{key: plain(value) for key, value in group.items()} for group in state_dict["param_groups"]]
+    for group in groups:
         group["cprop_measure"] = measure_name(group["cprop_measure"])
-    return state_dict
+    return {**state_dict, "param_groups": groups}
+
+
+def plain(setting: Any) -> Any:
+    """A setting with numbers of Python, also in a list or a tuple, such as Adam's betas."""
+    return type(setting)(map(plain, setting)) if type(setting) in (list, tuple) else plain_number(setting)
 
 
 def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -56,13 +62,13 @@ def foreign_state(value: Any, p: Tensor) -> Any:
 ONE: Final = torch.tensor(1.0, device="cpu")  # even if the default device is another one
 
 
-def count_up(counters: list[Tensor]) -> None:
-    """Add one to each counter."""
+def count_up(counters: list[Tensor], by: float = 1.0) -> None:
+    """Add one to each counter, or another number."""
     if counters and counters[0].is_cpu and not torch.compiler.is_compiling():
         # A Python number would be converted to a tensor for each counter, which takes three times as long.
-        torch._foreach_add_(counters, ONE, alpha=1.0)
+        torch._foreach_add_(counters, ONE, alpha=by)
     elif counters:
-        torch._foreach_add_(counters, 1.0)
+        torch._foreach_add_(counters, by)
 
 
 def count(counter: Tensor, group: Mapping[str, Any]) -> Number:
