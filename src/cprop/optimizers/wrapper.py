@@ -235,10 +235,12 @@ class CProp(ConformityOptimizer):
             # Before the inner step, which may change or free the gradients.
             run_all(observations)
             self._step_inner(*([] if closure is None else [self._closure_with(loss)]))
-            if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
-                self._warned = True
-                warn_of_weights_in_state(self.inner, ((row[0], row[1]) for job in rescaled for row in job.rows))
         run_all(scalings)
+        if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
+            self._warned = True
+            snapshots = {row[0]: row[1] for job in rescaled for row in job.rows}
+            first = ((p, snapshots[p], moments.m_hat) for p, _, moments in self.moments() if p in snapshots)
+            warn_of_weights_in_state(self.inner, first)
         return loss
 
     def _step_inner(self, *args: Any) -> None:
