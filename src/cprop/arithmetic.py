@@ -43,7 +43,9 @@ def divide(x: Tensor, by: Number, inverse: Number) -> Tensor:
 
 
 def add(x: Tensor, y: Tensor, weight: Number) -> Tensor:
-    """``x + weight * y``."""
+    """``x + weight * y``, as torch does it for a number, also if that is in a tensor that can be read at once."""
+    if isinstance(weight, Tensor) and weight.is_cpu and not is_traced(weight):
+        weight = weight.item()
     return x + weight * y if isinstance(weight, Tensor) else torch.add(x, y, alpha=weight)
 
 
