@@ -90,7 +90,9 @@ class CProp(ConformityOptimizer):
     All changes by the inner optimizer are scaled, including decoupled weight decay; use
     :class:`CPropAdamW` to leave it unscaled. A step copies the parameters once, which the native
     optimizers avoid. NaN and infinite gradient elements count as zero, and are set to zero in
-    ``p.grad``, which keeps them out of the inner optimizer's state as well.
+    ``p.grad``, which keeps them out of the inner optimizer's state as well. All other elements keep
+    their values, also for a graph with ``p.grad``, which can still be differentiated. A gradient
+    computed in inference mode cannot be written to, so ``p.grad`` becomes a copy of it.
 
     Args:
         optimizer: the inner optimizer, new or in mid-training.
@@ -378,11 +380,23 @@ class CProp(ConformityOptimizer):
 
 
 def writable_gradient(p: Tensor) -> Tensor:
-    """A parameter's gradient, replaced by a copy if its elements share memory (an expanded tensor)."""
+    """A parameter's gradient, to write to.
+
+    It is replaced by a copy if it cannot be written to: if it was computed in inference mode, or its elements share
+    memory (an expanded tensor). Writing through ``data`` is not seen by autograd. A graph with this gradient can still
+    be differentiated, because the elements that matter keep their values.
+    """
     g = cast("Tensor", p.grad)
-    if 0 in g.stride() and not g.is_contiguous():
-        p.grad = g = g.clone(memory_format=torch.contiguous_format)
-    return g
+    traced = torch.compiler.is_compiling()
+    frozen = not traced and g.is_inference() and not torch.is_inference_mode_enabled()
+    if frozen or (0 in g.stride() and not g.is_contiguous()):
+        p.grad = g = g.detach().clone(memory_format=torch.contiguous_format)
+    return g if traced else g.data
+
+
+def alike(copy: Tensor, p: Tensor) -> bool:
+    """Whether memory for a copy of a parameter still fits it."""
+    return copy.shape == p.shape and copy.dtype == p.dtype and copy.stride() == p.stride()
 
 
 def joint_signature(optimizer_class: type[Optimizer], around: Callable[..., None]) -> inspect.Signature:
