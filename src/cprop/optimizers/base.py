@@ -149,6 +149,8 @@ class ConformityOptimizer(Optimizer):
         """Check settings that were edited since the last step.
 
         Raises if one is out of range. If ``cprop_beta`` changed, converts the statistics.
+        for index in range(len(self.param_groups), len(seen)):
+            del seen[index]  # removed groups must not keep their parameters alive
         """
         if torch.compiler.is_compiling():
             return

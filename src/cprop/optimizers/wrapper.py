@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -45,6 +46,13 @@ TORCHS_SETTINGS: Final = frozenset(
     }
 )
 """Settings with the same meaning in every optimizer that has them: numbers, pairs of numbers, and flags."""
+
+
+class Kept(NamedTuple):
+    """Memory for copies of a parameter. It ends with the parameter, which it does not keep alive."""
+
+    of: weakref.ref[Tensor]
+    copy: Tensor
 
 
 class WrapperFlags(NamedTuple):
@@ -283,12 +291,19 @@ class CProp(ConformityOptimizer):
         Fresh CPU memory is mapped page by page, which takes longer than the copy. On other devices
         it comes from torch's caching allocator, and is free again for the rest of the iteration.
         """
-        if not p.is_cpu:
+        if not p.is_cpu or torch.compiler.is_compiling():
             return p.detach().clone()
-        kept: dict[Tensor, Tensor] = self.__dict__.setdefault("_kept", {})
-        if p not in kept or kept[p].shape != p.shape or kept[p].dtype != p.dtype or kept[p].stride() != p.stride():
-            kept[p] = torch.empty_like(p, requires_grad=False)
-        return kept[p].copy_(p)
+        kept: dict[int, Kept] = self.__dict__.setdefault("_kept", {})
+        key = id(p)
+        known = kept.get(key)
+        if known is None or known.of() is not p or not alike(known.copy, p):
+            of = weakref.ref(p, lambda _: kept.pop(key, None))
+            known = kept[key] = Kept(of, torch.empty_like(p, requires_grad=False))
+        return known.copy.copy_(p)
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_implementation(*implementation_flags(group))
 
     @staticmethod
     def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
