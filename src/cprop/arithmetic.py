@@ -27,6 +27,7 @@ __all__ = [
     "at_least",
     "clamp",
     "divide",
+    "is_fake",
     "lerp",
     "one_minus_power",
     "squarable_or_zero",
@@ -126,4 +127,9 @@ def squarable_or_zero(x: Tensor) -> Tensor:
 
 def is_traced(x: Tensor) -> bool:
     """Whether a tensor stands for one in a compiled kernel, where other operations are fast."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return torch.compiler.is_compiling() or is_fake(x)
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has no elements to read, but stands for one that has, as under ``FakeTensorMode``."""
+    return isinstance(x, FakeTensor)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from cprop import compiled
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, is_fake
 from cprop.measures import is_built_in
 from cprop.rules import Rule, apply, with_finite_grad, write
 from cprop.sharding import PLAIN, local
@@ -82,8 +82,9 @@ def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, implementation: Impleme
     Everything that can fail happens here, such as checking tensors and compiling kernels. So a step either updates
     all parameters or none.
     """
-    if torch.compiler.is_compiling():
-        # The caller compiles the whole step, so run the rule itself.
+    jobs = list(jobs)
+    if torch.compiler.is_compiling() or any(is_fake(job.rows[0][0]) for job in jobs):
+        # The caller traces the whole step, so run the rule itself.
         implementation = Implementation.FOR_LOOP
     if implementation is Implementation.FOREACH and not is_built_in(getattr(flags, "measure", flags)):
         # A list of tensors supports only what rules and built-in measures use.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from cprop import checkpoint
@@ -325,7 +326,7 @@ class ConformityOptimizer(Optimizer):
         if state:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
                 for i, p in zip(saved["params"], group["params"], strict=True):
-                    if STEP not in state.get(i, {}) and p.requires_grad:
+                    if STEP not in state.get(i, {}) and p.requires_grad and not is_lazy(p):
                         state[i] = {**state.get(i, {}), **self._placeholder(p, group)}
         return state_dict
 
