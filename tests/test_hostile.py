@@ -598,6 +598,46 @@ def test_without_a_compiler_or_a_cache_the_remedy_is_named_and_nothing_counted(b
 # Names that are easily confused.
 
 
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("cprop_betta", "write cprop_beta"),
+        ("cprop_stat_dtype", "write cprop_state_dtype"),
+        ("cprop_lr", "write cprop_c|choose from cprop_beta, cprop_c"),
+        ("c", "write cprop_c"),
+        ("measure", "write cprop_measure"),
+    ],
+)
+@every_build
+def test_a_misnamed_setting_in_a_group_says_the_right_one(build, setting, instead):
+    params = inputs()
+    refused = rf"unexpected setting '{setting}' in a param group: ({instead})"
+    with pytest.raises(TypeError, match=refused):
+        build([{"params": params, setting: 0.9}], lr=0.01)
+    optimizer = build(params[:1], lr=0.01)
+    with pytest.raises(TypeError, match=refused):
+        optimizer.add_param_group({"params": params[1:], setting: 0.9})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(TypeError, match=refused):
+        cprop.CProp(torch.optim.SGD([{"params": params, setting: 0.9}], lr=0.01))
+
+
+@every_build
+def test_groups_with_settings_of_other_tools_and_of_other_versions_are_taken(build):
+    params = inputs()
+    others = {"name": "all", "initial_lr": 0.1, "max_lr": 1.0, "lr_scale": 0.5, "swa_lr": 0.1, "eps": 1e-8, 7: "seven"}
+    optimizer = build([{"params": params[:3], **others}, {"params": params[3:], "cprop_c": 2.0}], lr=0.01)
+    train(optimizer, params, 1)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["cprop_of_an_older_version"] = 1.0
+    optimizer.load_state_dict(saved)
+    train(optimizer, params, 1, start=1)
+    for other in BUILDS:  # their groups have flags that this one does not have, and all are unset
+        other(
+            [{**group, "params": [torch.nn.Parameter(torch.ones(2))]} for group in build(params).param_groups], lr=0.1
+        )
+
+
 def test_a_setting_by_its_other_name_says_the_right_one():
     params = inputs()
     with pytest.raises(TypeError, match="unexpected keyword argument 'c': write cprop_c"):

@@ -25,7 +25,7 @@ from cprop.sharding import PLAIN, local
 from cprop.storage import load
 from cprop.tensor_list import TensorList
 
-__all__ = ["Implementation", "Job", "choose_implementation", "prepare", "run_all"]
+__all__ = ["Implementation", "Job", "check_implementation", "choose_implementation", "prepare", "run_all"]
 
 logger: Final = logging.getLogger("cprop")
 
@@ -58,8 +58,7 @@ class Implementation(Enum):
 
 def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Implementation:
     """The implementation that torch would choose for these parameters and flags."""
-    if foreach and fused:
-        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
+    check_implementation(foreach, fused)
     if fused:
         return Implementation.FUSED
     if foreach is None and fused is None:
@@ -67,6 +66,12 @@ def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused:
         if not foreach and not torch.compiler.is_compiling() and params and params[0].device.type == "cpu":
             recommend_fused()
     return Implementation.FOREACH if foreach else Implementation.FOR_LOOP
+
+
+def check_implementation(foreach: bool | None, fused: bool | None) -> None:
+    """Raise if two implementations are asked for."""
+    if foreach and fused:
+        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
 
 
 @cache

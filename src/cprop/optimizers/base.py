@@ -69,11 +69,6 @@ class ConformityOptimizer(Optimizer):
         """Raise if a setting is out of range, whether from the constructor, a param group or a checkpoint."""
         settings_of(group).check()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group, as in torch. It may contain CProp's settings."""
-        self._check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
     @staticmethod
     @abstractmethod
     def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
@@ -150,12 +145,12 @@ class ConformityOptimizer(Optimizer):
         """Check settings that were edited since the last step.
 
         Raises if one is out of range. If ``cprop_beta`` changed, converts the statistics.
-        for index in range(len(self.param_groups), len(seen)):
-            del seen[index]  # removed groups must not keep their parameters alive
         """
         if torch.compiler.is_compiling():
             return
         seen: dict[int, tuple[dict[str, Any], Settings]] = self.__dict__.setdefault("_seen", {})
+        for index in range(len(self.param_groups), len(seen)):
+            del seen[index]  # removed groups must not keep their parameters alive
         for index, group in enumerate(self.param_groups):
             settings = settings_of(group)
             known, before = seen.get(index, (None, settings))

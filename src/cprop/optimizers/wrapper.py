@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, cast, overload
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cprop import checkpoint
-from cprop.execution import Implementation, Job, choose_implementation, prepare, run_all
+from cprop.execution import Implementation, Job, check_implementation, choose_implementation, prepare, run_all
 from cprop.measures import Measure
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.optimizers.settings import ROUNDING, Settings, settings_of
+from cprop.optimizers.settings import BARE, ROUNDING, Settings, refuse_misnamed
 from cprop.optimizers.state import count_up, name_measures, read_state
 from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
 from cprop.rules import GRAD, MOVED
@@ -143,7 +143,7 @@ class CProp(ConformityOptimizer):
         state_dtype: str = "float32",
         foreach: bool | None = None,
         fused: bool | None = None,
-        **misnamed: Any,
+        **misnamed: Never,
     ) -> None:
         refuse_unsuitable(optimizer)
         for name in misnamed:
@@ -157,7 +157,8 @@ class CProp(ConformityOptimizer):
             "cprop_fused": fused,
         }
         for group in optimizer.param_groups:
-            settings_of({**settings, **group}).check()
+            refuse_misnamed(group, {**optimizer.defaults, **settings, ROUNDING: None})
+            self._check({**settings, **group})
         for group in optimizer.param_groups:
             group.update({name: group.get(name, value) for name, value in settings.items()})
         # Optimizer.__init__ would create new groups and state, but they must be the inner optimizer's;
@@ -166,7 +167,7 @@ class CProp(ConformityOptimizer):
         self._start_statistics()
 
     @classmethod
-    def around(cls, optimizer_class: type[Optimizer]) -> type[CProp]:
+    def around(cls, optimizer_class: type[Optimizer]) -> type[CPropAround]:
         """Wrap an optimizer class: the result is a class that takes parameters and keyword arguments.
 
         For frameworks that expect a class instead of an instance. CProp's settings have the prefix
@@ -210,11 +211,18 @@ class CProp(ConformityOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group to the inner optimizer. It may contain CProp's settings."""
         own = {name: value for name, value in self.defaults.items() if name.startswith(PREFIX)}
-        settings_of({**own, **param_group}).check()
+        refuse_misnamed(param_group, {**self.defaults, ROUNDING: None})
+        self._check({**self.defaults, **param_group})
         self.inner.add_param_group({**own, **param_group})
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform a single step of the inner optimizer, and scale its update.
 
         Args:
@@ -308,10 +316,7 @@ class CProp(ConformityOptimizer):
     @staticmethod
     def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
         """The inner optimizer's implementation, unless the wrapper has its own setting."""
-        foreach, fused = group["cprop_foreach"], group["cprop_fused"]
-        if foreach is None and fused is None:
-            foreach, fused = group.get("foreach"), group.get("fused")
-        return choose_implementation(params, foreach, fused)
+        return choose_implementation(params, *implementation_flags(group))
 
     def _start_statistics(self) -> None:
         """Allocate statistics for every parameter that already has inner state.
@@ -394,6 +399,12 @@ class CProp(ConformityOptimizer):
         self._start_statistics()
 
 
+def implementation_flags(group: Mapping[str, Any]) -> tuple[bool | None, bool | None]:
+    """The flags ``foreach`` and ``fused`` of a group: CProp's own if it has one, or else the inner optimizer's."""
+    foreach, fused = group["cprop_foreach"], group["cprop_fused"]
+    return (group.get("foreach"), group.get("fused")) if foreach is None and fused is None else (foreach, fused)
+
+
 def writable_gradient(p: Tensor) -> Tensor:
     """A parameter's gradient, to write to.
 
@@ -429,8 +440,16 @@ class _Around(type):
     optimizer_class: type[Optimizer]
 
 
+if TYPE_CHECKING:
+
+    class CPropAround(CProp):
+        """What :meth:`CProp.around` returns, as a type checker sees it."""
+
+        def __init__(self, params: ParamsT, *args: Any, **kwargs: Any) -> None: ...
+
+
 @cache
-def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
+def _around(optimizer_class: type[Optimizer]) -> type[CPropAround]:
     def __init__(  # noqa: N807
         self: CProp,
         params: ParamsT,
@@ -444,9 +463,7 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
         cprop_fused: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in {"beta", "c", "measure", "state_dtype"} & kwargs.keys() - inspect.signature(
-            optimizer_class
-        ).parameters:
+        for name in BARE & kwargs.keys() - inspect.signature(optimizer_class).parameters:
             raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}: write {PREFIX}{name}")
         inner = optimizer_class(params, *args, **kwargs)
         CProp.__init__(
@@ -473,10 +490,10 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
             "optimizer_class": optimizer_class,
         },
     )
-    return cast("type[CProp]", around)
+    return cast("type[CPropAround]", around)
 
 
-def _reduce_around(cls: _Around) -> tuple[Callable[..., type[CProp]], tuple[type[Optimizer]]]:
+def _reduce_around(cls: _Around) -> tuple[Callable[..., type[CPropAround]], tuple[type[Optimizer]]]:
     return _around, (cls.optimizer_class,)
 
 
