@@ -60,7 +60,7 @@ ONE: Final = torch.tensor(1.0, device="cpu")  # even if the default device is an
 
 def count_up(counters: list[Tensor]) -> None:
     """Add one to each counter."""
-    if counters and is_fake(counters[0]):
+    if counters and not torch.compiler.is_compiling() and is_fake(counters[0]):
         for counter in counters:  # a fake counter can still be read after this, but not after foreach
             counter.add_(1.0)
     elif counters and counters[0].is_cpu and not torch.compiler.is_compiling():
