@@ -1,11 +1,13 @@
 """What a tool around an optimizer may rely on, over the whole table: each trap of torch.optim is a test."""
 
 import copy
+import gc
 import inspect
 import io
 import math
 import pickle
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import MutableMapping
 
@@ -196,6 +198,77 @@ def test_gradients_are_not_written_to_by_us(entry):
     before = [p.grad.clone() for p in params]
     entry.build(params).step()
     assert same([p.grad for p in params], before)
+
+
+def inference_gradient(w, x):
+    with torch.inference_mode():
+        w.grad = x.detach() * 2
+    return torch.zeros((), requires_grad=True)
+
+
+def graph_of_the_gradient(w, x):
+    w.grad = x * 2
+    return w.grad.square().sum()
+
+
+def graph_that_saved_the_gradient(w, x):
+    w.grad = x.detach() * 2
+    return (x * w.grad).sum()
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"cprop_foreach": True}, {"cprop_fused": True}], ids=["for-loop", "foreach", "fused"]
+)
+@pytest.mark.parametrize("gradient", [inference_gradient, graph_of_the_gradient, graph_that_saved_the_gradient])
+def test_gradients_of_inference_mode_and_of_graphs_are_used_and_left_as_they_are(gradient, way):
+    w, x = torch.nn.Parameter(torch.zeros(3)), torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    optimizer = cprop.CProp.around(torch.optim.SGD)([w], lr=0.5, **way)
+    y = gradient(w, x)
+    optimizer.step()
+    y.backward()
+    assert torch.equal(w.detach(), -x.detach())
+    assert torch.equal(w.grad, x.detach() * 2)
+    assert x.grad is None or x.grad.isfinite().all()
+    for value in (torch.nan, 1.0):  # replaced, whoever made it
+        with torch.inference_mode():
+            w.grad = torch.full((3,), value)
+        before = w.detach().clone()
+        optimizer.step()
+        assert torch.equal(w.grad, torch.full((3,), 0.0 if math.isnan(value) else 1.0))
+        assert torch.equal(w.detach(), before) == math.isnan(value)
+
+
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
+def test_lazy_parameters_are_saved_and_trained_once_they_exist(build):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LazyLinear(2))
+    optimizer = build(model.parameters(), lr=0.1)
+    model[0](torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert set(through_a_file(optimizer.state_dict())["state"]) == {0, 1}
+    optimizer.load_state_dict(optimizer.state_dict())
+    model(torch.ones(2, 3)).sum().backward()
+    before = model[1].weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model[1].weight, before)
+    assert set(optimizer.state_dict()["state"]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
+@pytest.mark.parametrize("watched", [False, True])
+def test_parameters_that_are_removed_are_freed(build, watched):
+    """As in progressive freezing. Reference counts must do, as the garbage collector may come late."""
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    optimizer = build([{"params": layer.parameters()} for layer in model], lr=0.1)
+    monitor = cprop.Monitor(optimizer, model.named_parameters(), every=1) if watched else None
+    train(optimizer, list(model.parameters()), 2)
+    alive = weakref.ref(model[1].weight), weakref.ref(model[0].weight)
+    for p in optimizer.param_groups[1]["params"]:
+        del optimizer.state[p]
+    del optimizer.param_groups[1], model[1], p
+    train(optimizer, list(model.parameters()), 1, start=2)
+    gc.collect()
+    assert [ref() is not None for ref in alive] == [False, True]
+    assert monitor is None or set(monitor.samples[-1].layers) == {"0"}
 
 
 # --- groups ---------------------------------------------------------------------------------------

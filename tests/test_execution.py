@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from table import DEVICE, INNERS, NATIVES, TABLE, cases, gradients, inputs, train
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cprop
@@ -355,11 +356,51 @@ def test_a_torch_that_cannot_compile_kernels_is_named_with_what_to_do(monkeypatc
     assert all(map(torch.equal, params, before))
 
 
-def test_foreach_and_fused_exclude_each_other():
+@pytest.mark.parametrize(
+    ("build", "prefix"),
+    [(cprop.CPropSGD, ""), (cprop.CPropAdam, ""), (cprop.CProp.around(torch.optim.SGD), "cprop_")],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_foreach_and_fused_exclude_each_other_before_the_first_step(build, prefix):
     params = inputs()
-    gradients(params, 0)
-    with pytest.raises(RuntimeError, match="foreach=True and fused=True are mutually exclusive: set only one"):
-        cprop.CPropSGD(params, foreach=True, fused=True).step()
+    foreach, fused = {f"{prefix}foreach": True}, {f"{prefix}fused": True}
+    refused = r"foreach=True and fused=True are mutually exclusive: set only one"
+    with pytest.raises(RuntimeError, match=refused):
+        build(params, lr=0.1, **foreach, **fused)
+    with pytest.raises(RuntimeError, match=refused):
+        build([{"params": params, **foreach}], lr=0.1, **fused)
+    optimizer = build(params[:1], lr=0.1, **fused)
+    with pytest.raises(RuntimeError, match=refused):
+        optimizer.add_param_group({"params": params[1:], **foreach})
+    assert len(optimizer.param_groups) == 1
+    saved = optimizer.state_dict()
+    saved["param_groups"][0].update(foreach)
+    with pytest.raises(cprop.CheckpointError, match=refused):
+        optimizer.load_state_dict(saved)
+
+
+def test_the_wrapper_refuses_the_two_flags_of_its_inner_optimizers_groups():
+    inner = torch.optim.SGD([{"params": inputs(), "foreach": True, "fused": True}], lr=0.1)
+    with pytest.raises(RuntimeError, match=r"foreach=True and fused=True are mutually exclusive"):
+        cprop.CProp(inner)
+
+
+@pytest.mark.parametrize("settings", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "build",
+    [cprop.CPropAdam, cprop.CPropSGD, cprop.CProp.around(torch.optim.Adam)],
+    ids=lambda cls: cls.__name__,
+)
+def test_a_step_of_fake_tensors(build, settings):
+    """Tools that estimate memory run a step so. Nothing is compiled, whatever the settings."""
+    with FakeTensorMode():
+        w = torch.nn.Parameter(torch.randn(5))
+        optimizer = build([w], lr=0.1, **settings)
+        for _ in range(3):
+            w.grad = torch.randn(5)
+            optimizer.step()
+        assert optimizer.state[w]["cprop_step"].item() == 3
+        assert optimizer.state[w]["cprop_m"].shape == (5,)
 
 
 @pytest.mark.slow

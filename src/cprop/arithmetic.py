@@ -28,6 +28,7 @@ __all__ = [
     "at_least",
     "clamp",
     "divide",
+    "is_fake",
     "lerp",
     "one_minus_power",
     "plain_number",
@@ -58,7 +59,9 @@ def divide(x: Tensor, by: Number, inverse: Number) -> Tensor:
 
 
 def add(x: Tensor, y: Tensor, weight: Number) -> Tensor:
-    """``x + weight * y``."""
+    """``x + weight * y``, as torch does it for a number, also if that is in a tensor that can be read at once."""
+    if isinstance(weight, Tensor) and weight.is_cpu and not is_traced(weight):
+        weight = weight.item()
     return x + weight * y if isinstance(weight, Tensor) else torch.add(x, y, alpha=weight)
 
 
@@ -139,4 +142,9 @@ def squarable_or_zero(x: Tensor) -> Tensor:
 
 def is_traced(x: Tensor) -> bool:
     """Whether a tensor stands for one in a compiled kernel, where other operations are fast."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return torch.compiler.is_compiling() or is_fake(x)
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has no elements to read, but stands for one that has, as under ``FakeTensorMode``."""
+    return isinstance(x, FakeTensor)

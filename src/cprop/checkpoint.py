@@ -42,12 +42,14 @@ class CheckpointError(ValueError):
 
 @contextmanager
 def as_checkpoint_errors() -> Iterator[None]:
-    """Turn any exception while reading a checkpoint into a :class:`CheckpointError`."""
+    """Turn any exception while reading a checkpoint into a :class:`CheckpointError`, unless memory ran out."""
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if "DefaultCPUAllocator" in str(error):  # torch has no exception of its own for the memory of a CPU
+            raise
         raise CheckpointError(
             f"the checkpoint does not match this optimizer ({type(error).__name__}: {error}): it is damaged, "
             "or was saved by an optimizer with other settings"

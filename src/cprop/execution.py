@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from cprop import compiled
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, is_fake
 from cprop.measures import is_built_in
 from cprop.rules import Rule, apply, with_finite_grad, write
 from cprop.sharding import PLAIN, local
 from cprop.storage import load
 from cprop.tensor_list import TensorList
 
-__all__ = ["Implementation", "Job", "choose_implementation", "prepare", "run_all"]
+__all__ = ["Implementation", "Job", "check_implementation", "choose_implementation", "prepare", "run_all"]
 
 logger: Final = logging.getLogger("cprop")
 
@@ -58,8 +58,7 @@ class Implementation(Enum):
 
 def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Implementation:
     """The implementation that torch would choose for these parameters and flags."""
-    if foreach and fused:
-        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
+    check_implementation(foreach, fused)
     if fused:
         return Implementation.FUSED
     if foreach is None and fused is None:
@@ -67,6 +66,12 @@ def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused:
         if not foreach and not torch.compiler.is_compiling() and params and params[0].device.type == "cpu":
             recommend_fused()
     return Implementation.FOREACH if foreach else Implementation.FOR_LOOP
+
+
+def check_implementation(foreach: bool | None, fused: bool | None) -> None:
+    """Raise if two implementations are asked for."""
+    if foreach and fused:
+        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
 
 
 @cache
@@ -82,8 +87,9 @@ def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, implementation: Impleme
     Everything that can fail happens here, such as checking tensors and compiling kernels. So a step either updates
     all parameters or none.
     """
-    if torch.compiler.is_compiling():
-        # The caller compiles the whole step, so run the rule itself.
+    jobs = list(jobs)
+    if torch.compiler.is_compiling() or any(is_fake(job.rows[0][0]) for job in jobs):
+        # The caller traces the whole step, so run the rule itself.
         implementation = Implementation.FOR_LOOP
     if implementation is Implementation.FOREACH and not is_built_in(getattr(flags, "measure", flags)):
         # A list of tensors supports only what rules and built-in measures use.

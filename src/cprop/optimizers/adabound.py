@@ -92,7 +92,7 @@ class CPropAdaBound(AdamFamily):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[Number, Number] = (0.9, 0.999),
         final_lr: float = 0.1,
         gamma: float = 1e-3,
         eps: float = 1e-8,

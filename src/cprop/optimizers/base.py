@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from cprop import checkpoint
@@ -67,11 +68,6 @@ class ConformityOptimizer(Optimizer):
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise if a setting is out of range, whether from the constructor, a param group or a checkpoint."""
         settings_of(group).check()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group, as in torch. It may contain CProp's settings."""
-        self._check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
 
     @property
     def _own_state(self) -> Mapping[Tensor, dict[str, Any]]:
@@ -163,6 +159,8 @@ class ConformityOptimizer(Optimizer):
             return
         self._complete_groups()
         seen: dict[int, tuple[dict[str, Any], Settings]] = self.__dict__.setdefault("_seen", {})
+        for index in range(len(self.param_groups), len(seen)):
+            del seen[index]  # removed groups must not keep their parameters alive
         for index, group in enumerate(self.param_groups):
             settings = settings_of(group)
             known, before = seen.get(index, (None, settings))
@@ -355,7 +353,7 @@ class ConformityOptimizer(Optimizer):
         if state:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
                 for i, p in zip(saved["params"], group["params"], strict=True):
-                    if STEP not in state.get(i, {}) and p.requires_grad:
+                    if STEP not in state.get(i, {}) and p.requires_grad and not is_lazy(p):
                         state[i] = {**state.get(i, {}), **self._placeholder(p, group)}
         return state_dict
 

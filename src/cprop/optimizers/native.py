@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, overload
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from cprop import checkpoint
 from cprop.arithmetic import Number
-from cprop.execution import Implementation, choose_implementation, prepare, run_all
+from cprop.execution import Implementation, check_implementation, choose_implementation, prepare, run_all
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.optimizers.settings import ROUNDING, check_lr
+from cprop.optimizers.settings import ROUNDING, check_lr, refuse_misnamed
 from cprop.optimizers.state import count_up, foreign_state, read_state
 from cprop.rules import GRAD, MOVED, PARAM, rounding_stochastically
 from cprop.statistics import AVERAGES, EARLIER, MEAN, MEAN_SQUARE, STEP, StatisticsScalars
@@ -46,6 +46,12 @@ class NativeOptimizer(ConformityOptimizer):
         if "rule" in vars(cls):  # once per class, because kernels are cached by their rule
             cls.rounded_rule = staticmethod(rounding_stochastically(cls.rule))
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, as in torch. It may contain CProp's settings."""
+        refuse_misnamed(param_group, self.defaults)
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any: ...
 
@@ -55,10 +61,17 @@ class NativeOptimizer(ConformityOptimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
+        check_implementation(group["foreach"], group["fused"])
         check_lr(group["lr"])
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform a single optimization step.
 
         Args:

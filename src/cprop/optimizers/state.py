@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cprop import checkpoint
-from cprop.arithmetic import Number, plain_number
+from cprop.arithmetic import Number, is_fake, plain_number
 from cprop.measures import measure_name
 from cprop.statistics import EARLIER, STEP
 from cprop.storage import allocate, restore
@@ -40,7 +40,9 @@ def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
     """A step counter: on the CPU, where reading it is cheap, unless the group is capturable."""
-    return torch.zeros((), dtype=torch.float32, device=p.device if group.get("capturable") else "cpu")
+    if group.get("capturable"):
+        return torch.zeros((), dtype=torch.float32, device=p.device)
+    return torch.tensor(0.0, dtype=torch.float32, device="cpu")  # a fake tensor made so can be read, unlike zeros
 
 
 def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -64,7 +66,10 @@ ONE: Final = torch.tensor(1.0, device="cpu")  # even if the default device is an
 
 def count_up(counters: list[Tensor], by: float = 1.0) -> None:
     """Add one to each counter, or another number."""
-    if counters and counters[0].is_cpu and not torch.compiler.is_compiling():
+    if counters and not torch.compiler.is_compiling() and is_fake(counters[0]):
+        for counter in counters:  # a fake counter can still be read after this, but not after foreach
+            counter.add_(by)
+    elif counters and counters[0].is_cpu and not torch.compiler.is_compiling():
         # A Python number would be converted to a tensor for each counter, which takes three times as long.
         torch._foreach_add_(counters, ONE, alpha=by)
     elif counters:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copyreg
 import inspect
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import cache
 from itertools import chain
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, cast, overload
 
 import torch
 from torch import Tensor
@@ -17,11 +18,11 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.weak import TensorWeakRef
 
 from cprop import checkpoint
-from cprop.execution import Implementation, Job, choose_implementation, prepare, run_all
+from cprop.execution import Implementation, Job, check_implementation, choose_implementation, prepare, run_all
 from cprop.measures import Measure
 from cprop.optimizers.base import ActiveGroup, ConformityOptimizer
 from cprop.optimizers.merged_state import MergedState, Statistics, is_own, plain, split
-from cprop.optimizers.settings import ROUNDING, Settings, settings_of
+from cprop.optimizers.settings import BARE, ROUNDING, Settings, refuse_misnamed
 from cprop.optimizers.state import count_up, read_state
 from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
 from cprop.rules import GRAD, MOVED
@@ -47,6 +48,13 @@ TORCHS_SETTINGS: Final = frozenset(
     }
 )
 """Settings with the same meaning in every optimizer that has them: numbers, pairs of numbers, and flags."""
+
+
+class Snapshot(NamedTuple):
+    """Memory for copies of a parameter. It ends with the parameter, which it does not keep alive."""
+
+    of: weakref.ref[Tensor]
+    copy: Tensor
 
 
 class WrapperFlags(NamedTuple):
@@ -107,7 +115,9 @@ class CProp(ConformityOptimizer):
     All changes by the inner optimizer are scaled, including decoupled weight decay; use
     :class:`CPropAdamW` to leave it unscaled. A step copies the parameters once, which the native
     optimizers avoid. NaN and infinite gradient elements count as zero, and are set to zero in
-    ``p.grad``, which keeps them out of the inner optimizer's state as well.
+    ``p.grad``, which keeps them out of the inner optimizer's state as well. All other elements keep
+    their values, also for a graph with ``p.grad``, which can still be differentiated. A gradient
+    computed in inference mode cannot be written to, so ``p.grad`` becomes a copy of it.
 
     Args:
         optimizer: the inner optimizer, new or in mid-training.
@@ -153,7 +163,7 @@ class CProp(ConformityOptimizer):
         state_dtype: str = "float32",
         foreach: bool | None = None,
         fused: bool | None = None,
-        **misnamed: Any,
+        **misnamed: Never,
     ) -> None:
         refuse_unsuitable(optimizer)
         for name in misnamed:
@@ -173,7 +183,8 @@ class CProp(ConformityOptimizer):
             for group in optimizer.param_groups
         ]
         for group, own in zip(optimizer.param_groups, of_groups, strict=True):
-            settings_of({**group, **own}).check()
+            refuse_misnamed(group, {**optimizer.defaults, **settings, ROUNDING: None})
+            self._check({**group, **own})
         for group, own in zip(optimizer.param_groups, of_groups, strict=True):
             group.update(own)
         # Optimizer.__init__ would create new groups and state, but they must be the inner optimizer's;
@@ -182,7 +193,7 @@ class CProp(ConformityOptimizer):
         self._start_statistics()
 
     @classmethod
-    def around(cls, optimizer_class: type[Optimizer]) -> type[CProp]:
+    def around(cls, optimizer_class: type[Optimizer]) -> type[CPropAround]:
         """Wrap an optimizer class: the result is a class that takes parameters and keyword arguments.
 
         For frameworks that expect a class instead of an instance. CProp's settings have the prefix
@@ -280,11 +291,18 @@ class CProp(ConformityOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group to the inner optimizer. It may contain CProp's settings."""
         own = {name: value for name, value in self.defaults.items() if name.startswith(PREFIX)}
-        settings_of({**own, **param_group}).check()
+        refuse_misnamed(param_group, {**self.defaults, ROUNDING: None})
+        self._check({**self.defaults, **param_group})
         self.inner.add_param_group({**own, **param_group})
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform a single step of the inner optimizer, and scale its update.
 
         Args:
@@ -322,9 +340,6 @@ class CProp(ConformityOptimizer):
                 run_all(observations)
                 counted = True
             self._step_inner(*([] if closure is None else [self._closure_with(loss)]))
-            if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
-                self._warned = True
-                warn_of_weights_in_state(self.inner, ((row[0], row[1]) for job in rescaled for row in job.rows))
             run_all(scalings)
         except BaseException:  # Ctrl-C too
             for job in rescaled:
@@ -333,6 +348,11 @@ class CProp(ConformityOptimizer):
             if counted:
                 self._counted = gradient_versions(moved)
             raise
+        if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
+            self._warned = True
+            snapshots = {row[0]: row[1] for job in rescaled for row in job.rows}
+            first = ((p, snapshots[p], moments.m_hat) for p, _, moments in self.moments() if p in snapshots)
+            warn_of_weights_in_state(self.inner, first)
         return loss
 
     def _already_counted(self, moved: list[ActiveGroup]) -> bool:
@@ -382,20 +402,24 @@ class CProp(ConformityOptimizer):
         Fresh CPU memory is mapped page by page, which takes longer than the copy. On other devices
         it comes from torch's caching allocator, and is free again for the rest of the iteration.
         """
-        if not p.is_cpu:
+        if not p.is_cpu or torch.compiler.is_compiling():
             return p.detach().clone()
-        kept: dict[Tensor, Tensor] = self.__dict__.setdefault("_kept", {})
-        if p not in kept or kept[p].shape != p.shape or kept[p].dtype != p.dtype or kept[p].stride() != p.stride():
-            kept[p] = torch.empty_like(p, requires_grad=False)
-        return kept[p].copy_(p)
+        kept: dict[int, Snapshot] = self.__dict__.setdefault("_kept", {})
+        key = id(p)
+        known = kept.get(key)
+        if known is None or known.of() is not p or not alike(known.copy, p):
+            of = weakref.ref(p, lambda _: kept.pop(key, None))
+            known = kept[key] = Snapshot(of, torch.empty_like(p, requires_grad=False))
+        return known.copy.copy_(p)
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_implementation(*implementation_flags(group))
 
     @staticmethod
     def _implementation(params: list[Tensor], group: Mapping[str, Any]) -> Implementation:
         """The inner optimizer's implementation, unless the wrapper has its own setting."""
-        foreach, fused = group["cprop_foreach"], group["cprop_fused"]
-        if foreach is None and fused is None:
-            foreach, fused = group.get("foreach"), group.get("fused")
-        return choose_implementation(params, foreach, fused)
+        return choose_implementation(params, *implementation_flags(group))
 
     def _start_statistics(self) -> None:
         """Allocate statistics for every parameter that already has inner state.
@@ -481,12 +505,30 @@ def gradient_versions(moved: list[ActiveGroup]) -> list[tuple[TensorWeakRef, int
     return [(TensorWeakRef(g), None if g.is_inference() else g._version) for g in gradients]
 
 
+def implementation_flags(group: Mapping[str, Any]) -> tuple[bool | None, bool | None]:
+    """The flags ``foreach`` and ``fused`` of a group: CProp's own if it has one, or else the inner optimizer's."""
+    foreach, fused = group["cprop_foreach"], group["cprop_fused"]
+    return (group.get("foreach"), group.get("fused")) if foreach is None and fused is None else (foreach, fused)
+
+
 def writable_gradient(p: Tensor) -> Tensor:
-    """A parameter's gradient, replaced by a copy if its elements share memory (an expanded tensor)."""
+    """A parameter's gradient, to write to.
+
+    It is replaced by a copy if it cannot be written to: if it was computed in inference mode, or its elements share
+    memory (an expanded tensor). Writing through ``data`` is not seen by autograd. A graph with this gradient can still
+    be differentiated, because the elements that matter keep their values.
+    """
     g = cast("Tensor", p.grad)
-    if 0 in g.stride() and not g.is_contiguous():
-        p.grad = g = g.clone(memory_format=torch.contiguous_format)
-    return g
+    traced = torch.compiler.is_compiling()
+    frozen = not traced and g.is_inference() and not torch.is_inference_mode_enabled()
+    if frozen or (0 in g.stride() and not g.is_contiguous()):
+        p.grad = g = g.detach().clone(memory_format=torch.contiguous_format)
+    return g if traced else g.data
+
+
+def alike(copy: Tensor, p: Tensor) -> bool:
+    """Whether memory for a copy of a parameter still fits it."""
+    return copy.shape == p.shape and copy.dtype == p.dtype and copy.stride() == p.stride()
 
 
 def joint_signature(optimizer_class: type[Optimizer], around: Callable[..., None]) -> inspect.Signature:
@@ -504,8 +546,16 @@ class _Around(type):
     optimizer_class: type[Optimizer]
 
 
+if TYPE_CHECKING:
+
+    class CPropAround(CProp):
+        """What :meth:`CProp.around` returns, as a type checker sees it."""
+
+        def __init__(self, params: ParamsT, *args: Any, **kwargs: Any) -> None: ...
+
+
 @cache
-def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
+def _around(optimizer_class: type[Optimizer]) -> type[CPropAround]:
     def __init__(  # noqa: N807
         self: CProp,
         params: ParamsT,
@@ -519,9 +569,7 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
         cprop_fused: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in {"beta", "c", "measure", "state_dtype"} & kwargs.keys() - inspect.signature(
-            optimizer_class
-        ).parameters:
+        for name in BARE & kwargs.keys() - inspect.signature(optimizer_class).parameters:
             raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}: write {PREFIX}{name}")
         inner = optimizer_class(params, *args, **kwargs)
         CProp.__init__(
@@ -548,10 +596,10 @@ def _around(optimizer_class: type[Optimizer]) -> type[CProp]:
             "optimizer_class": optimizer_class,
         },
     )
-    return cast("type[CProp]", around)
+    return cast("type[CPropAround]", around)
 
 
-def _reduce_around(cls: _Around) -> str | tuple[Callable[..., type[CProp]], tuple[type[Optimizer]]]:
+def _reduce_around(cls: _Around) -> str | tuple[Callable[..., type[CPropAround]], tuple[type[Optimizer]]]:
     # A class derived from one of ours is an ordinary global.
     return (_around, (cls.optimizer_class,)) if "optimizer_class" in vars(cls) else cls.__qualname__
 
