@@ -350,6 +350,7 @@ def test_checkpoint_resumes_to_the_bit_past_256_steps_which_bfloat16_cannot_coun
     assert_resumes_to_the_bit(entry, torch.bfloat16, 260)
 
 
+@pytest.mark.filterwarnings("ignore:.* keeps weights in its state")  # decay is nearly all that momentum holds
 @every_optimizer
 def test_a_checkpoint_keeps_the_eps_it_was_saved_with(entry):
     """Its groups name it: 1e-8, where that was the default. Gradients are so small that it matters."""
