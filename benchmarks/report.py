@@ -118,13 +118,17 @@ def epsilon() -> str:
         [
             f"{workload}, CProp({RECIPES[base].title})" + ", gradients times 2⁻²⁷" * smaller,
             f"{iterations:,}",
-            *(f"{statistics.mean(x):.4f} ± {statistics.stdev(x):.4f}" for x in (of[1e-8], of[0.0])),
+            str(len(of[0.0])),
+            *(
+                f"{statistics.mean(x):.4f}" + (f" ± {statistics.stdev(x):.4f}" if len(x) > 1 else "")
+                for x in (of[1e-8], of[0.0])
+            ),
             f"{statistics.mean(ours - papers for papers, ours in zip(of[1e-8], of[0.0], strict=True)):+.4f}",
         ]
         for (workload, base, smaller, iterations), of in by_case.items()
     )
-    headings = ["training loss", "steps", "eps = 1e-8", "eps = 0", "difference"]
-    how = "Made by `python -m benchmarks.epsilon`: mean and standard deviation over three seeds."
+    headings = ["training loss", "steps", "seeds", "eps = 1e-8", "eps = 0", "difference"]
+    how = "Made by `python -m benchmarks.epsilon`: mean and standard deviation over seeds."
     return f"{Table(headings, rows).markdown()}\n\n{how}"
 
 
