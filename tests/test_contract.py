@@ -651,6 +651,38 @@ def test_checkpoint_resumes_to_the_bit_past_256_steps_which_bfloat16_cannot_coun
     assert_resumes_to_the_bit(entry, torch.bfloat16, 260)
 
 
+@pytest.mark.filterwarnings("ignore:.* keeps weights in its state")  # decay is nearly all that momentum holds
+@every_optimizer
+def test_a_checkpoint_keeps_the_eps_it_was_saved_with(entry):
+    """Its groups name it: 1e-8, where that was the default. Gradients are so small that it matters."""
+
+    def trained(optimizer, params, steps):
+        for step in steps:
+            gradients(params, step)
+            for p in params:
+                p.grad *= 1e-8
+            optimizer.step()
+        return [p.detach().clone() for p in params], [scale for _, scale in optimizer.scales()]
+
+    ours, theirs, others = inputs(), inputs(), inputs()
+    before = entry.build(ours, cprop_eps=1e-8)
+    at, _ = trained(before, ours, range(5))
+    resumed, anew = entry.build(theirs), entry.build(others)
+    for params in (theirs, others):
+        for p, value in zip(params, at, strict=True):
+            p.data.copy_(value)
+    resumed.load_state_dict(through_a_file(before.state_dict()))
+    trained(anew, others, range(5))
+    assert [group["cprop_eps"] for group in (*resumed.param_groups, *anew.param_groups)] == [1e-8, 0.0]
+    for p, value in zip(others, at, strict=True):
+        p.data.copy_(value)
+    unbroken, scales = trained(before, ours, range(5, 10))
+    found, of_resumed = trained(resumed, theirs, range(5, 10))
+    assert same(unbroken, found)
+    assert same(scales, of_resumed)
+    assert not same(scales, trained(anew, others, range(5, 10))[1])
+
+
 @every_optimizer
 def test_loading_does_not_tie_the_optimizer_to_the_checkpoint(entry):
     params = inputs()

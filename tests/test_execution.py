@@ -22,6 +22,7 @@ from cprop.measures import nearly_normal
 from cprop.optimizers import wrapper
 from cprop.optimizers.native import COLUMNS
 from cprop.statistics import statistics_scalars
+from cprop.storage import FORMATS
 from cprop.tensor_list import TensorList
 
 IN_KERNELS = compiled.measure_in_kernels("normal", torch.device(DEVICE), torch.float32)
@@ -32,6 +33,33 @@ WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 def prefixed(entry, way):
     """Our flags by the wrapper's names, where the entry is a wrapper."""
     return {f"cprop_{k}" if entry.id.startswith("CProp-") else k: v for k, v in way.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("state_dtype", FORMATS)
+@pytest.mark.parametrize("measure", ["normal", pytest.param("moment_rate", marks=pytest.mark.nightly)])
+def test_by_default_learning_does_not_stop_however_small_gradients_are(way, state_dtype, measure):
+    """The scale does not depend on their size; where float32 squares vanish it is one, as without CProp."""
+
+    def scales(size):
+        generator = torch.Generator().manual_seed(0)
+        p = torch.nn.Parameter(torch.zeros(200, device=DEVICE))
+        settings = {"cprop_state_dtype": state_dtype, "cprop_measure": measure}
+        optimizer = cprop.CPropSGD([p], lr=0.1, **settings, **WAYS[way])
+        for _ in range(60):
+            p.grad = size * (torch.randn(200, generator=generator) + torch.linspace(0, 1, 200)).to(DEVICE)
+            optimizer.step()
+        ((_, scale),) = optimizer.scales()
+        return scale
+
+    usual = scales(1.0)
+    assert usual.mean() < 0.95
+    for size in (2.0**-30, 2.0**-50):  # 1e-9 and 1e-15
+        if state_dtype == "float32":
+            torch.testing.assert_close(scales(size), usual, atol=1e-5, rtol=0)
+        else:  # rounded by other random bits
+            assert abs(scales(size).mean() - usual.mean()) < 0.05
+    torch.testing.assert_close(scales(2.0**-90), torch.ones_like(usual), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("entry", cases(TABLE, pytest.mark.slow))

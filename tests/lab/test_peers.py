@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import cprop
 from cprop_lab.models import AWDLSTM, GPT, WordTransformer, fully_connected
 from cprop_lab.run import optimizers
-from cprop_lab.run.averaging import GPA
-from cprop_lab.run.names import RECIPES
+from cprop_lab.run.averaging import GPA, ScheduleFreeCProp
+from cprop_lab.run.names import PAPERS_EPS, RECIPES
 from cprop_lab.run.peers import QUINTIC, CautiousAdamW, Muon, MuonSNR, MuonVS, groups, orthogonalize
 from cprop_lab.run.specification import Specification
 
@@ -213,7 +213,10 @@ def test_gpa_is_its_papers_three_sequences():
     [
         (lambda model: torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1), {"weight_decay": 0.1}),
         (lambda model: Muon(groups(model), lr=0.02, betas=(0.9, 0.999), weight_decay=0.1), {"weight_decay": 0.1}),
-        (lambda model: cprop.CProp(Muon(groups(model), lr=0.02, betas=(0.9, 0.999))), {"c": 1.0}),
+        (
+            lambda model: cprop.CProp(Muon(groups(model), lr=0.02, betas=(0.9, 0.999)), eps=PAPERS_EPS),
+            {"c": 1.0},
+        ),
     ],
     ids=["AdamW", "Muon", "CProp around Muon"],
 )
@@ -225,6 +228,21 @@ def test_gpa_without_an_average_is_the_optimizer_inside(around, settings):
     found = trained(ours, GPA(params, lr=0.02, mu_x=0.0, **settings))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("optimizer", [GPA, ScheduleFreeCProp])
+def test_candidates_keep_the_papers_eps_which_their_committed_runs_had(optimizer):
+    def moved(size):
+        p = nn.Parameter(torch.zeros(100))
+        trained = optimizer([p], lr=1.0, c=1.0, eps=0.0)
+        trained.train()
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(50):
+            p.grad = size * (1 + torch.randn(100, generator=generator))
+            trained.step()
+        return p.detach().abs().mean()
+
+    assert moved(1e-10) < 0.1 * moved(1e-2)
 
 
 def test_a_window_of_all_steps_is_a_plain_mean():

@@ -106,7 +106,7 @@ class CPropAdaBound(AdamFamily):
         decoupled_weight_decay: bool = False,
         cprop_beta: float = 0.999,
         cprop_c: float = 1.0,
-        cprop_eps: float = 1e-8,
+        cprop_eps: float = 0.0,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
         cprop_stochastic_rounding: bool = False,

@@ -34,7 +34,7 @@ class Settings(NamedTuple):
 
     cprop_beta: float = 0.999
     cprop_c: float = 1.0
-    cprop_eps: float = 1e-8
+    cprop_eps: float = 0.0
     cprop_measure: str | Measure = "normal"
     cprop_state_dtype: str = "float32"
 
@@ -51,8 +51,8 @@ class Settings(NamedTuple):
         )
         require(
             0.0 <= self.cprop_eps < math.inf,
-            f"invalid cprop_eps {self.cprop_eps}: it must be in [0, inf); the paper uses 1e-8, 0 makes the scale "
-            "independent of the gradients' magnitude",
+            f"invalid cprop_eps {self.cprop_eps}: it must be in [0, inf); 0 makes the scale independent of the "
+            "gradients' magnitude, the paper uses 1e-8",
         )
         require(
             self.cprop_state_dtype in FORMATS,

@@ -123,8 +123,8 @@ class CProp(ConformityOptimizer):
         optimizer: the inner optimizer, new or in mid-training.
         beta: horizon :math:`\beta` of the statistics; 0.999 looks back about 1,000 steps.
         c: overconfidence :math:`c`; infinity disables the scaling.
-        eps: :math:`\epsilon` of the standard error. It is absolute: lower it (down to 0) if
-            gradients are below about 1e-6.
+        eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
+            learning where gradients are below about 1e-6.
         measure: the conformity measure; see :func:`cprop.conformity_scale`.
         state_dtype: storage format of the statistics: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
         foreach: whether CProp uses the foreach implementation; by default, the inner optimizer's setting.
@@ -157,7 +157,7 @@ class CProp(ConformityOptimizer):
         optimizer: Optimizer,
         beta: float = 0.999,
         c: float = 1.0,
-        eps: float = 1e-8,
+        eps: float = 0.0,
         measure: str | Measure = "normal",
         *,
         state_dtype: str = "float32",
@@ -562,7 +562,7 @@ def _around(optimizer_class: type[Optimizer]) -> type[CPropAround]:
         *args: Any,
         cprop_beta: float = 0.999,
         cprop_c: float = 1.0,
-        cprop_eps: float = 1e-8,
+        cprop_eps: float = 0.0,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
         cprop_foreach: bool | None = None,

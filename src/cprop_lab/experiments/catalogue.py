@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cprop_lab.experiments import rates, scoreboard
 from cprop_lab.experiments.experiment import Experiment, Variant
 from cprop_lab.experiments.scoreboard import Scoreboard
-from cprop_lab.run.names import RECIPES, Setting
+from cprop_lab.run.names import PAPERS_EPS, RECIPES, Setting
 
 __all__ = ["EXPERIMENTS"]
 
@@ -403,6 +404,11 @@ _FINALISTS: Final = tuple(
     for workload, title, size in WORKLOADS
 )
 
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {
-    e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS, *_CANDIDATES, *_FINALISTS, *_RATES)
-}
+_AT_THE_PAPERS_EPS: Final = tuple(
+    replace(experiment, variants=[replace(variant, eps=PAPERS_EPS) for variant in experiment.variants])
+    for group in (_FIGURES, _SELECTIONS, _BEYOND, _SCOREBOARDS, _CANDIDATES, _FINALISTS, _RATES)
+    for experiment in group
+)
+"""All from the time when the paper's epsilon was the library's default: with it, their runs keep their ids."""
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {e.name: e for e in _AT_THE_PAPERS_EPS}

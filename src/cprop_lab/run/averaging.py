@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from cprop import conformity_scale
 from cprop_lab.run.measures import OWN
+from cprop_lab.run.names import PAPERS_EPS
 from cprop_lab.run.peers import muon
 
 __all__ = ["GPA", "ScheduleFreeCProp"]
@@ -162,7 +163,8 @@ class GPA(PrimalAveraging):
         state["square"].lerp_(g * g, 1 - beta)
         measure = OWN.get(group["measure"], group["measure"])
         n = b / (1 - beta)
-        return conformity_scale(state["mean"] / b, state["square"] / b, n, c=group["c"], measure=measure)
+        moments = state["mean"] / b, state["square"] / b, n
+        return conformity_scale(*moments, c=group["c"], eps=PAPERS_EPS, measure=measure)
 
 
 class ScheduleFreeCProp(PrimalAveraging):

@@ -24,6 +24,7 @@ __all__ = [
     "FLAGS",
     "FUSED_WRAPPER",
     "KNOBS",
+    "PAPERS_EPS",
     "RECIPES",
     "SCHEDULES",
     "START",
@@ -50,10 +51,15 @@ FLAGS: Final = ("fused", FUSED_WRAPPER)
 CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
     "cprop_beta": 0.999,
     "cprop_c": 1.0,
-    "cprop_eps": 1e-8,
+    "cprop_eps": 0.0,
     "cprop_measure": "normal",
     START: 0,
 }
+"""Those of the library: what a run has that does not say otherwise, such as one of a task of your own."""
+
+
+PAPERS_EPS: Final = 1e-8
+"""The paper's ``cprop_eps``. It was also the library's default; experiments from then name it and keep their runs."""
 
 
 KNOBS: Final[Mapping[str, str]] = {"cprop_beta": "beta", "cprop_c": "c", START: "start"}
