@@ -85,7 +85,7 @@ def test_kernels_add_products_of_integers_exactly():
 
     example = [compiled.vector(torch.device("cpu"), torch.int64).zero_() for _ in range(2)]
     x, y, numbers = torch.tensor([2**40 + 1]), torch.tensor([3]), torch.zeros(1)
-    compiled.traced(run, [*example, numbers], threads=False)(x, y, numbers)
+    compiled.traced(run, [*example, numbers], threads=1)(x, y, numbers)
     assert x.item() == (2**40 + 1) * 3 + 9
 
 

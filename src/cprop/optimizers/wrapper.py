@@ -218,7 +218,7 @@ class CProp(ConformityOptimizer):
         scalings: list[Callable[[], None]] = []
         rescaled: list[Job] = []
         with self._statistics() as statistics:
-            for group, params in moved:
+            for group, params, places in moved:
                 flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
                 before, after = self._jobs(
                     params,
@@ -226,11 +226,12 @@ class CProp(ConformityOptimizer):
                     group,
                     ((GRAD,), lambda p: (writable_gradient(p),)),
                     ((MOVED, SNAPSHOT), lambda p: (p, self._snapshot(p))),
+                    places=places,
                 )
                 observations += prepare(observe_gradient, before, flags, implementation)
                 scalings += prepare(rescale_update, after, flags, implementation)
                 rescaled += after
-            for _, params in moved:
+            for _, params, _ in moved:
                 count_up([statistics[p][STEP] for p in params])
             # Before the inner step, which may change or free the gradients.
             run_all(observations)
