@@ -65,7 +65,7 @@ class Job(NamedTuple):
             seed: its seed.
             flat: whether its tensors are worked on as vectors, in the order of their memory.
         """
-        return draw_of(row[-1], self.t, seed, flat) if rounds(self.names, row) else None
+        return draw_of(row[0], self.t, seed, flat) if rounds(self.names, row) else None
 
 
 class Implementation(Enum):
@@ -246,7 +246,7 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
         count, device, dtypes = inputs[0].numel(), inputs[0].device, tuple(map(_DTYPE, inputs))
         first, rounding = None, compiled.Rounding.NONE
         if torch.bfloat16 in dtypes and rounds(job.names, inputs):
-            first, rounding = positions(row[-1]), compiled.Rounding.IN_ORDER
+            first, rounding = positions(row[0]), compiled.Rounding.IN_ORDER
             if isinstance(first, Tensor):
                 inputs, first, rounding = (*inputs, first), 0, compiled.Rounding.SCATTERED
         in_parallel = threads if count >= compiled.LONG and device.type == "cpu" else 1

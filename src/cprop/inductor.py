@@ -118,7 +118,7 @@ def better_loops() -> Any:
 
     class Overrides(cpp.CppVecOverrides):
         def __new__(cls, *arguments: Any, **kwargs: Any) -> Any:
-            self: Any = super().__new__(cls, *arguments, **kwargs)
+            self: Any = super().__new__(cls, *arguments, **kwargs)  # type: ignore[no-untyped-call]
             one_by_one = self.to_dtype_bitcast
 
             def to_dtype_bitcast(x: Any, dtype: Any, src_dtype: Any) -> Any:
@@ -130,7 +130,14 @@ def better_loops() -> Any:
             return self
 
     class VecKernel(cpp.CppVecKernel):
-        overrides = Overrides  # type: ignore[assignment]
+        overrides = Overrides
+
+        def arange(self, index: Any, stride: Any) -> Any:
+            # A number plus a constant vector: by itself, it computes every element of its own.
+            vector = self._get_vec_type(index.dtype)
+            found: Any = self.cse.generate(self.compute, f"{vector}({index}) + {vector}::arange(0, {stride})")
+            found.dtype, found.is_vec = index.dtype, True
+            return found
 
     class TwoVectors(cpp.TilingSelect):
         def select_tiling(self, *arguments: Any) -> Any:
@@ -157,7 +164,7 @@ def better_loops() -> Any:
             backends = nodes[0].scheduler.backends
             for device, backend in backends.items():
                 if type(backend) is cpp.CppScheduling:
-                    backends[device] = Scheduling(backend.scheduler)
+                    backends[device] = Scheduling(backend.scheduler)  # type: ignore[no-untyped-call]
             return nodes
 
         def uuid(self) -> Any:

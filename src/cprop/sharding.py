@@ -40,7 +40,7 @@ def positions(tensor: Tensor) -> int | Tensor:
     shard = local(tensor)
     if shard is tensor:
         return 0
-    strides, first = tensor.stride(), first_indices(tensor.shape, tensor.device_mesh, tuple(tensor.placements))  # type: ignore[attr-defined]
+    strides, first = tensor.stride(), first_indices_of(tensor)
     sizes = tuple(shard.shape)
     start = sum(index * stride for index, stride in zip(first, strides, strict=True))
     if shard.numel() in (0, 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))):
@@ -52,9 +52,17 @@ def positions(tensor: Tensor) -> int | Tensor:
     return torch.empty_like(shard, dtype=torch.int32).copy_(found)
 
 
+def first_indices_of(tensor: Any) -> tuple[int, ...]:
+    """The indices of this rank's first element in the whole of a DTensor."""
+    mesh = tensor.device_mesh
+    return first_indices(tensor.shape, mesh, tuple(mesh.get_coordinate() or ()), tuple(tensor.placements))
+
+
 @lru_cache(maxsize=4096)
-def first_indices(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
-    """The indices of this rank's first element in the whole tensor, as ``torch.distributed`` places it."""
+def first_indices(
+    shape: torch.Size, mesh: Any, coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> tuple[int, ...]:
+    """As above, where the mesh has the rank at a coordinate; outside of the mesh, a rank has no elements."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    return tuple(compute_local_shape_and_global_offset(shape, mesh, placements)[1])
+    return tuple(compute_local_shape_and_global_offset(shape, mesh, placements)[1]) if coordinate else (0,) * len(shape)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, is_traced
 from cprop.sharding import local
 
 __all__ = ["FORMATS", "Draw", "allocate", "is_rounded", "load", "origins", "random_bits", "restore", "store"]
@@ -103,15 +103,17 @@ def round_stochastically(x: Tensor, noise: Tensor) -> Tensor:
         ([1.0, 1.0078125], 1.001)
     """
     rounded = ((x.view(torch.int32) + noise) & -0x10000).view(torch.float32)
-    # The bits of a NaN may be all ones, as on CUDA: adding to them gives -0.0.
-    return torch.where(x == x, rounded, x).to(torch.bfloat16)
+    # The bits of a NaN may be all ones, as on CUDA: adding to them gives -0.0. Outside of kernels, a comparison takes
+    # several times as long as any other operation.
+    kept = torch.where(x == x, rounded, x) if is_traced(x) else rounded * torch.clamp(x, 1.0, 1.0)
+    return kept.to(torch.bfloat16)
 
 
 class Draw(NamedTuple):
     """What the random bits of a parameter's elements depend on, besides the numbers themselves."""
 
     origin: Any
-    """A 32-bit hash of the step and the parameter, plus the place of the first element: see :meth:`at`."""
+    """A hash of the step and the parameter, plus the position of the first element: 32 bits, with sign."""
     positions: Tensor | None = None
     """Each element's position relative to the origin, as int32; None if they follow each other."""
 
@@ -133,7 +135,7 @@ class Draw(NamedTuple):
 
     def at(self, first: Any) -> Draw:
         """The draw of the elements from a position on."""
-        return self._replace(origin=in_32_bits(self.origin + first * _GOLDEN))
+        return self._replace(origin=in_32_bits(self.origin + first))
 
     def part(self, start: int, length: int) -> Draw:
         """The draw of some of the elements of a vector."""
@@ -172,7 +174,7 @@ def random_bits(x: Tensor, draw: Draw) -> Tensor:
     positions = draw.positions
     if positions is None:
         positions = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
-    h = (x.view(torch.int32) + positions * _GOLDEN + draw.origin) * 0x45D9F3B
+    h = (x.view(torch.int32) + (positions + draw.origin) * _GOLDEN) * 0x45D9F3B
     h = (h ^ upper_half(h)) * 0x2C1B3C6D
     return upper_half(h)
 
