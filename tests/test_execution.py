@@ -723,7 +723,7 @@ def test_a_kernel_that_does_nothing_is_an_error_and_no_step(monkeypatch):
     with pytest.raises(RuntimeError, match=r"kernel for sgd that does not compute it \(\d+% .* or set fused=False"):
         optimizer.step()
     assert all(map(torch.equal, params, before))
-    assert all(state["step"] == 0 for state in optimizer.state.values())
+    assert all(state["cprop_step"] == 0 for state in optimizer.state.values())
 
 
 def test_kernels_have_as_many_threads_as_torch_now(monkeypatch):
