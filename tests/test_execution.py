@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_kernels_add_products_of_integers_exactly():
 
     example = [compiled.vector(torch.device("cpu"), torch.int64).zero_() for _ in range(2)]
     x, y, numbers = torch.tensor([2**40 + 1]), torch.tensor([3]), torch.zeros(1)
-    compiled.traced(run, [*example, numbers], threads=False)(x, y, numbers)
+    compiled.traced(run, [*example, numbers], threads=1)(x, y, numbers)
     assert x.item() == (2**40 + 1) * 3 + 9
 
 
@@ -694,3 +695,188 @@ def test_eight_processes_at_once_compile_and_then_reuse_the_kernels_on_disk(tmp_
     again = start_all()
     assert set(tmp_path.rglob("*.so")) == libraries
     assert max(again) < 10
+
+
+# --- the user's own compiler ----------------------------------------------------------------------
+
+
+def generated(how, cache):
+    script = Path(__file__).with_name("compile_beside.py")
+    own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    result = subprocess.run([sys.executable, script, how], env=own, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_the_users_own_torch_compile_gives_the_same_code_beside_kernels_and_after_them(tmp_path):
+    """In the same thread, in another one that compiles at the same time, and from the cache in a later process."""
+    alone = generated("plain", tmp_path / "alone")
+    assert alone.count("cpp_fused") >= 3
+    assert generated("fused", tmp_path / "beside") == alone
+    assert generated("plain", tmp_path / "beside") == alone
+
+
+def steps_with_kernels(monkeypatch):
+    """Three steps, from kernels that are compiled now; the disk has them if nothing about them differs."""
+    monkeypatch.setattr(compiled, "_kernels", {})
+    params = inputs()
+    optimizer = cprop.CPropAdam(params, lr=0.01, fused=True)
+    train(optimizer, params, 3)
+    return [*params, *(optimizer.state[p]["cprop_m"] for p in params)]
+
+
+SETTINGS = [
+    {"cpp_wrapper": True},
+    {"cpp.simdlen": 0},
+    {"cpp.simdlen": 256},
+    {"cpp.enable_loop_tail_vec": False, "cpp.enable_tiling_heuristics": False},
+    {"max_autotune": True, "coordinate_descent_tuning": True},
+    {"graph_partition": False, "freezing": True},
+    {"cpp.enable_floating_point_contract_flag": "off"},
+    {"cpp.enable_unsafe_math_opt_flag": True, "use_fast_math": True},
+    {"cpp.threads": 2, "cpp.dynamic_threads": True},
+    {"emulate_precision_casts": True, "fallback_random": True},
+    {"comprehensive_padding": False, "realize_opcount_threshold": 1, "inplace_buffers": False},
+    {"post_grad_custom_post_pass": lambda graph: graph.erase_node(next(iter(graph.nodes)))},
+    {"force_disable_caches": True},
+]
+CONTEXTS = [lambda: torch.autocast("cpu", torch.bfloat16), torch.inference_mode, torch.autograd.detect_anomaly]
+
+
+@pytest.mark.slow
+def test_kernels_are_the_same_under_any_setting_of_the_users(monkeypatch):
+    from torch._inductor import config
+
+    expected = steps_with_kernels(monkeypatch)
+    for settings in SETTINGS:
+        known = {name: value for name, value in settings.items() if name in config._config}
+        with config.patch(known):
+            assert all(map(torch.equal, steps_with_kernels(monkeypatch), expected)), settings
+    for context in CONTEXTS:
+        with warnings.catch_warnings(action="ignore"), context():
+            assert all(map(torch.equal, steps_with_kernels(monkeypatch), expected)), context
+
+
+WITH_VARIABLES = """
+import torch, cprop
+p = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
+p.grad = torch.linspace(1, -2, 1000)
+optimizer = cprop.CPropAdam([p], lr=0.01, fused=True)
+optimizer.step()
+optimizer.step()
+print(p.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_kernels_are_the_same_under_any_environment_variable_of_inductors():
+    def result(**variables):
+        own = {**os.environ, **variables}
+        return subprocess.run(
+            [sys.executable, "-c", WITH_VARIABLES], env=own, capture_output=True, text=True, check=True, timeout=500
+        ).stdout
+
+    names = ("CPP_WRAPPER", "FREEZING", "CPP_DYNAMIC_THREADS", "CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "MAX_AUTOTUNE")
+    assert result(**{f"TORCHINDUCTOR_{name}": "1" for name in names}, TORCH_COMPILE_DEBUG="1") == result()
+
+
+def test_a_kernel_that_does_nothing_is_an_error_and_no_step(monkeypatch):
+    """Whatever setting it is compiled under: before this, counters went up and the weights stayed."""
+    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda *_, **__: lambda *_: None)
+    params = inputs()
+    gradients(params, 0)
+    before = [p.detach().clone() for p in params]
+    optimizer = cprop.CPropSGD(params, fused=True)
+    with pytest.raises(RuntimeError, match=r"kernel for sgd that does not compute it \(\d+% .* or set fused=False"):
+        optimizer.step()
+    assert all(map(torch.equal, params, before))
+    assert all(state["cprop_step"] == 0 for state in optimizer.state.values())
+
+
+def test_kernels_have_as_many_threads_as_torch_now(monkeypatch):
+    chosen = []
+
+    def traced(run, example, threads):
+        chosen.append(threads)
+        return lambda length, *tensors: run(length, *tensors)
+
+    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(compiled, "traced", traced)
+    params = [torch.nn.Parameter(torch.ones(length)) for length in (compiled.LONG, 8)]
+    optimizer = cprop.CPropSGD(params, fused=True)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 1, 3):
+            torch.set_num_threads(threads)
+            train(optimizer, params, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert chosen == [1, 2, 3]
+
+
+# --- measures that are edited ---------------------------------------------------------------------
+
+
+class Sloped:
+    slope = 1.0
+
+    def __call__(self, moments):
+        return (self.slope * moments.z).clamp(max=1)
+
+
+@pytest.mark.slow
+def test_kernels_follow_a_measure_that_is_edited():
+    measure = Sloped()
+    p = torch.nn.Parameter(torch.zeros(200))
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_measure=measure, fused=True)
+    train(optimizer, [p], 3)
+    measure.slope = 0.0
+    before = p.detach().clone()
+    train(optimizer, [p], 3, start=3)
+    assert torch.equal(p, before)
+    measure.slope = 1.0
+    train(optimizer, [p], 1, start=6)
+    assert not torch.equal(p, before)
+
+
+def test_a_measure_that_reads_what_cannot_be_compared_is_refused_in_kernels():
+    numbers = (x / 10 for x in range(10))
+    p = torch.nn.Parameter(torch.zeros(200))
+    optimizer = cprop.CPropSGD([p], cprop_measure=lambda m: m.z * next(numbers), fused=True)
+    p.grad = torch.ones(200)
+    with pytest.raises(RuntimeError, match="reads an object of type generator, and fused=True cannot see whether"):
+        optimizer.step()
+
+
+# --- nothing is read from the device --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("measure", [m for m in cprop.MEASURES if m != "relative_rate"])  # copies its first state
+@pytest.mark.parametrize("cls", [torch.optim.Adam, *NATIVE_CLASSES])
+def test_capturable_with_foreach_reads_nothing_from_the_device(cls, measure):
+    """A fake tensor on a GPU has no value to read. (On a build without CUDA it cannot be copied to either.)"""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        params = [torch.nn.Parameter(torch.randn(shape, device="cuda")) for shape in ((5,), (2, 3), ())]
+        own = {} if cls is torch.optim.Adam else {"cprop_measure": measure}
+        optimizer = cls(params, foreach=True, capturable=True, **own)
+        for _ in range(2):
+            for p in params:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("cls", [*NATIVE_CLASSES, cprop.CProp.around(torch.optim.Adam)])
+def test_capturable_reads_nothing_of_what_has_no_values(cls, foreach, state_dtype):
+    """On the device "meta", reading is an error, and copying is not."""
+    params = [torch.nn.Parameter(torch.empty(shape, device="meta")) for shape in ((5,), (2, 3), ())]
+    optimizer = cls(params, foreach=foreach, capturable=True, cprop_state_dtype=state_dtype)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.empty_like(p)
+        optimizer.step()

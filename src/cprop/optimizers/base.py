@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from cprop import checkpoint
 from cprop.arithmetic import TINY, Number, at_least, one_minus_power
 from cprop.conformity import scale_of
-from cprop.execution import Implementation, Job
+from cprop.execution import Implementation, Job, draw_of
 from cprop.measures import needs_mean_abs
 from cprop.moments import Moments
 from cprop.optimizers.settings import Settings, settings_of
@@ -43,6 +43,8 @@ class ActiveGroup(NamedTuple):
 
     group: dict[str, Any]
     params: list[Tensor]
+    places: list[int]
+    """The place of each parameter among all of the optimizer's: equal parameters are rounded differently by it."""
 
 
 class ConformityOptimizer(Optimizer):
@@ -186,7 +188,7 @@ class ConformityOptimizer(Optimizer):
             t = float(state[STEP])
             state[STEP].fill_(steps_at(group["cprop_beta"], t, before))
             if state[STEP] != t:
-                earlier = state.setdefault(EARLIER, new_counter(p, group))
+                earlier = state.setdefault(EARLIER, new_counter(EARLIER, p, group))
                 earlier.add_(t - float(state[STEP]))
             b = one_minus_power(group["cprop_beta"], float(state[STEP]))
             square = state[self._square_key(state)]
@@ -194,7 +196,7 @@ class ConformityOptimizer(Optimizer):
                 state[MEAN_SQUARE] = new_state(p, group)
             converted = {MEAN_SQUARE: load(local(square)) * (b / k.b_v)}
             converted |= {key: load(local(state[key])) * (b / k.b) for key in (MEAN, MEAN_ABS) if key in state}
-            write({key: local(state[key]) for key in converted}, converted, t)
+            write({key: local(state[key]) for key in converted}, converted, draw_of(p, t, 0, flat=False))
 
     def _begin_step(self, closure: Callable[[], float] | None) -> tuple[float | None, list[ActiveGroup]]:
         """Evaluate the closure, if given, and check all gradients before any parameter is updated.
@@ -208,9 +210,10 @@ class ConformityOptimizer(Optimizer):
                 loss = closure()
         self._apply_edits()
         moved = []
+        first = 0
         for index, group in enumerate(self.param_groups):
-            params = []
-            for p in group["params"]:
+            params, places = [], []
+            for place, p in enumerate(group["params"], first):
                 g = p.grad
                 if g is not None:
                     if g.layout is not torch.strided:
@@ -220,7 +223,9 @@ class ConformityOptimizer(Optimizer):
                             "use a separate optimizer for that parameter, such as torch.optim.SparseAdam"
                         )
                     params.append(p)
-            moved.append(ActiveGroup(group, params))
+                    places.append(place)
+            first += len(group["params"])
+            moved.append(ActiveGroup(group, params, places))
         return loss, moved
 
     def _counters(self) -> tuple[str, ...]:
@@ -233,6 +238,7 @@ class ConformityOptimizer(Optimizer):
         states: Mapping[Tensor, dict[str, Any]],
         group: Mapping[str, Any],
         *columns: tuple[tuple[str, ...], Callable[[Tensor], tuple[Tensor, ...]]],
+        places: Sequence[int] = (),
     ) -> list[list[Job]]:
         """Allocate missing state, and group parameters at the same step into jobs.
 
@@ -242,6 +248,7 @@ class ConformityOptimizer(Optimizer):
             group: the group.
             columns: for each rule of the step, the names of its tensors besides the state, and the function that
                 gives them for a parameter.
+            places: the place of each parameter among all.
 
         Returns:
             The jobs of each rule.
@@ -249,7 +256,7 @@ class ConformityOptimizer(Optimizer):
         keys, shared = self._state_keys(group), self._shares_square(group)
         needs_abs = needs_mean_abs(group["cprop_measure"])
         jobs: dict[Any, list[Job]] = {}
-        for p in params:
+        for p, place in zip(params, places or [0] * len(params), strict=True):
             state = states[p]
             fresh = self._allocate(p, state, group, keys, shared)
             if needs_abs:
@@ -263,10 +270,13 @@ class ConformityOptimizer(Optimizer):
             if key not in jobs:
                 square_t = own_t if MEAN_SQUARE in state else t
                 scalars = self._scalars(group, t, fresh, statistics_scalars(group, own_t, square_t))
-                jobs[key] = [Job((*own_names, *names), [], scalars, own_t) for own_names, _ in columns]
+                exact_t = state[STEP] + 1 if isinstance(own_t, Tensor) else own_t
+                seeds: list[int] = []
+                jobs[key] = [Job((*own_names, *names), [], scalars, exact_t, seeds) for own_names, _ in columns]
             tensors = [state[name] for name in names]
             for job, (_, own_tensors) in zip(jobs[key], columns, strict=True):
                 job.rows.append((*own_tensors(p), *tensors))
+            jobs[key][0].seeds.append(place)
         return [[of_rule[index] for of_rule in jobs.values()] for index in range(len(columns))]
 
     def _allocate(
@@ -276,9 +286,9 @@ class ConformityOptimizer(Optimizer):
         new = {key: new_state(p, group) for key in keys if key not in state}
         fresh = bool(new)
         if self.counts_steps and "step" not in state:
-            new["step"] = new_counter(p, group)
+            new["step"] = new_counter("step", p, group)
         if STEP not in state:
-            new[STEP] = new_counter(p, group)
+            new[STEP] = new_counter(STEP, p, group)
             new.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
             # The mean square can no longer be shared: CProp's own starts from the shared one.
@@ -361,7 +371,9 @@ class ConformityOptimizer(Optimizer):
         """The zero state of a parameter that has not had a gradient yet."""
         statistics = (MEAN,) if self._shares_square(group) else (MEAN, MEAN_SQUARE)
         keys = (*self._state_keys(group), *statistics)
-        return {key: new_counter(p, group) for key in self._counters()} | {key: new_state(p, group) for key in keys}
+        return {key: new_counter(key, p, group) for key in self._counters()} | {
+            key: new_state(p, group) for key in keys
+        }
 
     @abstractmethod
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:

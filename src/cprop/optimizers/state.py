@@ -38,17 +38,24 @@ def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:
     return allocate(p, group["cprop_state_dtype"])
 
 
-def new_counter(p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """A step counter: on the CPU, where reading it is cheap, unless the group is capturable."""
+def new_counter(key: str, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """A step counter: on the CPU, where reading it is cheap, unless the group is capturable.
+
+    CProp's own is exact, because stochastic rounding needs another number in every step; float32 ends at 2**24. The
+    others are as torch has them.
+    """
+    device = p.device if group.get("capturable") else torch.device("cpu")
+    exact = key == STEP and device.type != "mps"  # which has no float64
+    dtype = torch.float64 if exact else torch.float32
     if group.get("capturable"):
-        return torch.zeros((), dtype=torch.float32, device=p.device)
-    return torch.tensor(0.0, dtype=torch.float32, device="cpu")  # a fake tensor made so can be read, unlike zeros
+        return torch.zeros((), dtype=dtype, device=device)
+    return torch.tensor(0.0, dtype=dtype, device=device)  # a fake tensor made so can be read, unlike zeros
 
 
 def read_state(key: str, saved: Any, p: Tensor, group: Mapping[str, Any]) -> Tensor:
     """A saved counter or state tensor, in the form of :func:`new_counter` or :func:`new_state`."""
     if key in COUNTERS:
-        counter = new_counter(p, group)
+        counter = new_counter(key, p, group)
         return counter.fill_(checkpoint.check_counter(key, saved))
     tensor = checkpoint.check_tensor(key, saved, p.shape)
     return restore(tensor, p, group["cprop_state_dtype"])
@@ -72,10 +79,14 @@ def count_up(counters: list[Tensor], by: float = 1.0) -> None:
     elif counters and counters[0].is_cpu and not torch.compiler.is_compiling():
         # A Python number would be converted to a tensor for each counter, which takes three times as long.
         torch._foreach_add_(counters, ONE, alpha=by)
-    elif counters:
-        torch._foreach_add_(counters, by)
+    else:
+        for dtype in {counter.dtype for counter in counters}:
+            torch._foreach_add_([counter for counter in counters if counter.dtype == dtype], by)
 
 
 def count(counter: Tensor, group: Mapping[str, Any]) -> Number:
-    """A counter's value: a number if the counter is on the CPU, or the tensor itself if the group is capturable."""
-    return counter if group.get("capturable") else counter.item()
+    """A counter's value: a number if the counter is on the CPU, or a float32 tensor if the group is capturable.
+
+    (In float64, it would change the dtype of a parameter without dimensions.)
+    """
+    return counter.float() if group.get("capturable") else counter.item()

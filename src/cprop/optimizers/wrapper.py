@@ -313,14 +313,14 @@ class CProp(ConformityOptimizer):
         """
         loss, moved = self._begin_step(closure)
         statistics = self._own_state
-        moved = [ActiveGroup(group, unique(params)) for group, params in moved]
+        moved = list(map(unique, moved))
         counted = self._already_counted(moved)
         if counted:
-            count_up([statistics[p][STEP] for _, params in moved for p in params], -1.0)
+            count_up([statistics[p][STEP] for _, params, _ in moved for p in params], -1.0)
         observations: list[Callable[[], None]] = []
         scalings: list[Callable[[], None]] = []
         rescaled: list[Job] = []
-        for group, params in moved:
+        for group, params, places in moved:
             flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
             before, after = self._jobs(
                 params,
@@ -328,11 +328,12 @@ class CProp(ConformityOptimizer):
                 group,
                 ((GRAD,), lambda p: (writable_gradient(p),)),
                 ((MOVED, SNAPSHOT), lambda p: (p, self._snapshot(p))),
+                places=places,
             )
             observations += prepare(observe_gradient, before, flags, implementation)
             scalings += prepare(rescale_update, after, flags, implementation)
             rescaled += after
-        for _, params in moved:
+        for _, params, _ in moved:
             count_up([statistics[p][STEP] for p in params])
         try:
             if not counted:
@@ -492,16 +493,18 @@ def same(a: Any, b: Any) -> bool:
     return a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor) or a != b)
 
 
-def unique(params: list[Tensor]) -> list[Tensor]:
+def unique(active: ActiveGroup) -> ActiveGroup:
     """Each parameter once: torch's optimizers accept duplicates, but a gradient is one observation."""
+    params = active.params
     if torch.compiler.is_compiling() or len(set(map(id, params))) == len(params):
-        return params
-    return list(dict.fromkeys(params))
+        return active
+    places = dict(zip(reversed(params), reversed(active.places), strict=True))
+    return active._replace(params=list(reversed(places)), places=list(reversed(places.values())))
 
 
 def gradient_versions(moved: list[ActiveGroup]) -> list[tuple[TensorWeakRef, int | None]]:
     """The gradients of all parameters, and how often each was written to."""
-    gradients = [p.grad for _, params in moved for p in params if p.grad is not None]
+    gradients = [p.grad for _, params, _ in moved for p in params if p.grad is not None]
     return [(TensorWeakRef(g), None if g.is_inference() else g._version) for g in gradients]
 
 
