@@ -149,7 +149,7 @@ FEW = (
 
 def tensors_in(x: Any) -> Iterator[Tensor]:
     """Every plain tensor in a state, including those inside quantized tensors."""
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         for value in x.values():
             yield from tensors_in(value)
     elif isinstance(x, Tensor) and hasattr(x, "__tensor_flatten__"):

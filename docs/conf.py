@@ -61,6 +61,7 @@ python_maximum_signature_line_length = 80
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"torch(\..*)?"),  # torch's names, as its site is not asked
+    (r"py:.*", r"CPropAround"),  # exists for type checkers only
 ]
 
 sphinx_gallery_conf = {

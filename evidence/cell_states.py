@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LinearLR
 from cprop_lab.experiments import PRESETS
 from cprop_lab.experiments.rates import rate
 from cprop_lab.models import AWDLSTM
+from cprop_lab.run.names import PAPERS_EPS
 from cprop_lab.run.provenance import commit
 from cprop_lab.run.specification import Precision, Specification
 from cprop_lab.run.training import Training
@@ -79,6 +80,8 @@ CASES: Final = {
 def look(case: Case, seed: int) -> list[dict[str, Any]]:
     """Train, and record at each mark the loss and the mean scale, and per layer the cell states and the gradient."""
     settings = dict(case.settings)
+    if case.optimizer.startswith("cprop-"):
+        settings.setdefault("cprop_eps", PAPERS_EPS)  # as in the results of this network
     run = Specification("ptb-lstm", case.optimizer, case.lr, seed=seed, settings=settings, examples=5)
     training = Training(run.replace(precision=case.precision))
     assert isinstance(training.model, AWDLSTM)

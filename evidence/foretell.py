@@ -26,7 +26,7 @@ import cprop
 from cprop_lab.analysis.pairs import Pair, pairs
 from cprop_lab.analysis.scoreboard import scores
 from cprop_lab.output.tables import Table
-from cprop_lab.run.names import CPROP_DEFAULTS
+from cprop_lab.run.names import CPROP_DEFAULTS, PAPERS_EPS
 from cprop_lab.run.provenance import commit
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training, arithmetic
@@ -39,6 +39,8 @@ LOST = math.erf(1 / math.sqrt(2))
 """The conformity of a mean that is as large as its standard error: below, it is lost in the noise."""
 ROWS = ("AdamW", "CProp(AdamW)")
 """Of a scoreboard."""
+USUAL = {**CPROP_DEFAULTS, "cprop_eps": PAPERS_EPS}
+"""CProp's settings in the committed runs, where an experiment does not vary them."""
 RESAMPLES = 1_000
 """For an interval."""
 SEES_ALL = 1e30
@@ -54,7 +56,7 @@ def cases() -> dict[str, Pair]:
         of_rows = [Pair.over_common_seeds(*(rows[name] for name in ROWS))] if rows.keys() >= set(ROWS) else []
         for pair in of_rows or pairs(experiment.runs).values():
             plain, scaled = pair.plain[0].specification, pair.scaled[0].specification
-            usual = {key: scaled.settings.get(key, value) for key, value in CPROP_DEFAULTS.items()} == CPROP_DEFAULTS
+            usual = {key: scaled.settings.get(key, value) for key, value in USUAL.items()} == USUAL
             if plain.optimizer in ("adam", "adamw") and usual and plain.iterations >= 1_000:
                 before = found.get(plain.workload_label)
                 if before is None or len(pair.plain) > len(before.plain):
@@ -64,7 +66,7 @@ def cases() -> dict[str, Pair]:
 
 def look(specification: Specification) -> dict[str, float]:
     """What a user could read after a tenth of a plain run."""
-    seeing = {**specification.settings, "cprop_c": SEES_ALL, "fused": False}
+    seeing = {**specification.settings, "cprop_c": SEES_ALL, "cprop_eps": PAPERS_EPS, "fused": False}
     watched = specification.replace(optimizer=f"cprop-{specification.optimizer}", settings=seeing)
     with arithmetic():
         training = Training(watched)

@@ -15,13 +15,14 @@ from typing import Any
 
 from cprop_lab.output.tables import Table
 from cprop_lab.run.cost import Cost
+from cprop_lab.run.recipes import RECIPES
 from evidence import EVIDENCE, IMAGES, ROOT, cost_model, foretell, gains, pages, summary
 
 PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("index", "compatibility", "step", "scale", "lab", "cluster", "diagnostics")
+        for name in ("index", "compatibility", "settings", "step", "scale", "lab", "cluster", "diagnostics")
     ),
     *(
         page
@@ -105,6 +106,30 @@ def formats() -> str:
             for name, x in final.items()
         ],
     ).markdown()
+
+
+def epsilon() -> str:
+    """Training loss by CProp's epsilon."""
+    by_case: dict[tuple[Any, ...], dict[float, list[float]]] = {}
+    for run in results("epsilon")["runs"]:
+        case = (run["workload"], run["base"], run["smaller"], run["iterations"])
+        by_case.setdefault(case, {}).setdefault(run["eps"], []).append(run["train_loss"])  # in the order of seeds
+    rows = (
+        [
+            f"{workload}, CProp({RECIPES[base].title})" + ", gradients times 2⁻²⁷" * smaller,
+            f"{iterations:,}",
+            str(len(of[0.0])),
+            *(
+                f"{statistics.mean(x):.4f}" + (f" ± {statistics.stdev(x):.4f}" if len(x) > 1 else "")
+                for x in (of[1e-8], of[0.0])
+            ),
+            f"{statistics.mean(ours - papers for papers, ours in zip(of[1e-8], of[0.0], strict=True)):+.4f}",
+        ]
+        for (workload, base, smaller, iterations), of in by_case.items()
+    )
+    headings = ["training loss", "steps", "seeds", "eps = 1e-8", "eps = 0", "difference"]
+    how = "Made by `python -m benchmarks.epsilon`: mean and standard deviation over seeds."
+    return f"{Table(headings, rows).markdown()}\n\n{how}"
 
 
 def time_to_target() -> str:
@@ -363,6 +388,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "memory": memory,
     "limits": limits,
     "formats": formats,
+    "epsilon": epsilon,
     "time to target": time_to_target,
     "preemption": preemption,
     "lstm": lstm,

@@ -10,6 +10,7 @@ from torch import Tensor
 from cprop import conformity_scale
 from cprop_lab.run.averaging import GPA, PrimalAveraging
 from cprop_lab.run.measures import OWN
+from cprop_lab.run.names import PAPERS_EPS
 
 __all__ = ["GPACProp", "ScheduleFreeCProp"]
 
@@ -56,7 +57,8 @@ class GPACProp(GPA):
         state["square"].lerp_(g * g, 1 - beta)
         measure = OWN.get(group["measure"], group["measure"])
         n = b / (1 - beta)
-        return conformity_scale(state["mean"] / b, state["square"] / b, n, c=group["c"], measure=measure)
+        moments = state["mean"] / b, state["square"] / b, n
+        return conformity_scale(*moments, c=group["c"], eps=PAPERS_EPS, measure=measure)
 
 
 class ScheduleFreeCProp(PrimalAveraging):

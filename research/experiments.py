@@ -7,7 +7,7 @@ from typing import Final
 
 from cprop_lab import Experiment, Variant
 from cprop_lab.experiments import scoreboard
-from cprop_lab.experiments.catalogue import WORKLOADS
+from cprop_lab.experiments.catalogue import WORKLOADS, at_the_papers_eps
 from cprop_lab.experiments.scoreboard import Scoreboard
 from cprop_lab.run.recipes import Setting
 
@@ -146,4 +146,6 @@ BOARDS_OF_FINALISTS: Final = tuple(
     for workload, title, size in WORKLOADS
 )
 
-EXPERIMENTS: Final[Sequence[Experiment]] = (*EXPERIMENTS_OF_CANDIDATES, *BOARDS_OF_FINALISTS, *EXPERIMENTS_AT_RATES)
+EXPERIMENTS: Final[Sequence[Experiment]] = at_the_papers_eps(
+    (*EXPERIMENTS_OF_CANDIDATES, *BOARDS_OF_FINALISTS, *EXPERIMENTS_AT_RATES)
+)

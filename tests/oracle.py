@@ -14,7 +14,8 @@ def standard_normal_cdf(x):
 class Oracle:
     """The statistics of one parameter tensor, updated with one gradient at a time."""
 
-    def __init__(self, beta=0.999, c=1.0, eps=1e-8):
+    def __init__(self, beta=0.999, c=1.0, eps=0.0):
+        eps = max(eps, 1e-300)  # zero, but zero divided by it is zero
         self.beta, self.c, self.eps = beta, c, eps
         self.m, self.v, self.a, self.n = 0.0, 0.0, 0.0, 0.0
 

@@ -34,6 +34,29 @@ def trained(name, steps=3):
 
 # --- state dicts ----------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("out of memory"), torch.OutOfMemoryError("CUDA out of memory")], ids=repr
+)
+@pytest.mark.parametrize("name", ["CPropAdam", "CProp(AdamW)"])
+def test_running_out_of_memory_is_not_called_damage(name, error):
+    def run_out(*_):
+        raise error
+
+    _, optimizer = trained(name)
+    optimizer.register_load_state_dict_pre_hook(run_out)
+    with pytest.raises(type(error), match="out of memory"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_running_out_of_a_cpus_memory_is_not_called_damage():
+    p = torch.nn.Parameter(torch.zeros(()).expand(1 << 50))  # one number; its state would be four petabytes
+    optimizer = cprop.CPropSGD([p], lr=0.01)
+    state = {"cprop_step": 1.0, "cprop_m": p.detach(), "cprop_v": p.detach()}
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: state}})
+
+
 REPLACEMENTS = [
     None, True, -1, 0, 3, 0.5, -0.1, float("nan"), float("inf"), 1e30, "", "normal", b"x", [], {}, (), (0.9,),
     [1, 2, 3], (0.9, "x"), {"a": 1}, object(), len, torch.zeros(0), torch.zeros(3), torch.tensor(2.0),

@@ -14,7 +14,7 @@ from cprop.moments import Moments
 from cprop.statistics import MEAN, MEAN_ABS, MEAN_SQUARE, scale_from, statistics_scalars, update_statistics
 
 
-def settings(beta=0.999, c=1.0, eps=1e-8):
+def settings(beta=0.999, c=1.0, eps=0.0):
     return {"cprop_beta": beta, "cprop_c": c, "cprop_eps": eps}
 
 
@@ -133,11 +133,33 @@ def test_without_eps_the_scale_does_not_depend_on_the_gradients_size(measure, ex
     assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
 
 
-def test_eps_shuts_small_gradients_down_and_lowering_it_lets_them_through():
+def test_without_eps_size_matters_where_the_documentation_says():
+    """Below 1e-19, or 1e-16 if denormals are flushed, squares vanish; float64 has room to 1e-34."""
+    gradients = STREAMS["signal in noise"][:300].double()
+
+    def last(size, dtype=torch.float32):
+        *_, scale = scales_over_time(gradients * size, dtype=dtype)
+        return scale.double()
+
+    usual = last(1.0)
+    torch.testing.assert_close(last(1e-19), usual, atol=1e-3, rtol=0)
+    torch.testing.assert_close(last(1e-34, torch.float64), usual, atol=1e-2, rtol=0)
+    for size in (1e-23, 1e-30, 1e-34):
+        assert torch.equal(last(size), torch.ones(WIDTH).double())
+    try:
+        if torch.set_flush_denormal(True):  # as the processor allows
+            torch.testing.assert_close(last(1e-16), usual, atol=1e-3, rtol=0)
+            for size in (1e-20, 1e-30, 1e-34):
+                assert torch.equal(last(size), torch.ones(WIDTH).double())
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_eps_shuts_small_gradients_down_and_the_default_lets_them_through():
     # Gradients of 1e-7, as large models have: their standard error is below eps = 1e-8.
     gradients = 1e-7 * (0.1 + torch.randn(1000, 50, generator=torch.Generator().manual_seed(0)))
-    *_, held_back = scales_over_time(gradients)
-    *_, free = scales_over_time(gradients, eps=0.0)
+    *_, held_back = scales_over_time(gradients, eps=1e-8)
+    *_, free = scales_over_time(gradients)
     assert held_back.mean() < 0.75 * free.mean()
 
 

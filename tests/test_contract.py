@@ -1,12 +1,17 @@
 """What a tool around an optimizer may rely on, over the whole table: each trap of torch.optim is a test."""
 
 import copy
+import gc
 import inspect
 import io
 import math
 import pickle
 import threading
+import weakref
+from collections import defaultdict
+from collections.abc import MutableMapping
 
+import numpy as np
 import pytest
 import schedulefree
 import torch
@@ -195,6 +200,77 @@ def test_gradients_are_not_written_to_by_us(entry):
     assert same([p.grad for p in params], before)
 
 
+def inference_gradient(w, x):
+    with torch.inference_mode():
+        w.grad = x.detach() * 2
+    return torch.zeros((), requires_grad=True)
+
+
+def graph_of_the_gradient(w, x):
+    w.grad = x * 2
+    return w.grad.square().sum()
+
+
+def graph_that_saved_the_gradient(w, x):
+    w.grad = x.detach() * 2
+    return (x * w.grad).sum()
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"cprop_foreach": True}, {"cprop_fused": True}], ids=["for-loop", "foreach", "fused"]
+)
+@pytest.mark.parametrize("gradient", [inference_gradient, graph_of_the_gradient, graph_that_saved_the_gradient])
+def test_gradients_of_inference_mode_and_of_graphs_are_used_and_left_as_they_are(gradient, way):
+    w, x = torch.nn.Parameter(torch.zeros(3)), torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    optimizer = cprop.CProp.around(torch.optim.SGD)([w], lr=0.5, **way)
+    y = gradient(w, x)
+    optimizer.step()
+    y.backward()
+    assert torch.equal(w.detach(), -x.detach())
+    assert torch.equal(w.grad, x.detach() * 2)
+    assert x.grad is None or x.grad.isfinite().all()
+    for value in (torch.nan, 1.0):  # replaced, whoever made it
+        with torch.inference_mode():
+            w.grad = torch.full((3,), value)
+        before = w.detach().clone()
+        optimizer.step()
+        assert torch.equal(w.grad, torch.full((3,), 0.0 if math.isnan(value) else 1.0))
+        assert torch.equal(w.detach(), before) == math.isnan(value)
+
+
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
+def test_lazy_parameters_are_saved_and_trained_once_they_exist(build):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LazyLinear(2))
+    optimizer = build(model.parameters(), lr=0.1)
+    model[0](torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert set(through_a_file(optimizer.state_dict())["state"]) == {0, 1}
+    optimizer.load_state_dict(optimizer.state_dict())
+    model(torch.ones(2, 3)).sum().backward()
+    before = model[1].weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model[1].weight, before)
+    assert set(optimizer.state_dict()["state"]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)], ids=["native", "wrapper"])
+@pytest.mark.parametrize("watched", [False, True])
+def test_parameters_that_are_removed_are_freed(build, watched):
+    """As in progressive freezing. Reference counts must do, as the garbage collector may come late."""
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    optimizer = build([{"params": layer.parameters()} for layer in model], lr=0.1)
+    monitor = cprop.Monitor(optimizer, model.named_parameters(), every=1) if watched else None
+    train(optimizer, list(model.parameters()), 2)
+    alive = weakref.ref(model[1].weight), weakref.ref(model[0].weight)
+    for p in optimizer.param_groups[1]["params"]:
+        del optimizer.state[p]
+    del optimizer.param_groups[1], model[1], p
+    train(optimizer, list(model.parameters()), 1, start=2)
+    gc.collect()
+    assert [ref() is not None for ref in alive] == [False, True]
+    assert monitor is None or set(monitor.samples[-1].layers) == {"0"}
+
+
 # --- groups ---------------------------------------------------------------------------------------
 
 
@@ -234,7 +310,6 @@ def test_wrapper_and_inner_cannot_drift_apart(inner):
     optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     assert optimizer.param_groups is optimizer.inner.param_groups
-    assert optimizer.state is optimizer.inner.state
     # The fault that this is about: the learning rate of a loaded optimizer must still be obeyed.
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -245,6 +320,202 @@ def test_wrapper_and_inner_cannot_drift_apart(inner):
     # And someone may load the inner optimizer behind the wrapper's back.
     optimizer.inner.load_state_dict(optimizer.inner.state_dict())
     assert optimizer.param_groups is optimizer.inner.param_groups
+
+
+def test_a_group_that_is_added_to_the_inner_optimizer_gets_the_settings():
+    params = inputs()
+    optimizer = cprop.CProp(torch.optim.SGD(params[:2], lr=0.1), c=2.0, fused=False)
+    optimizer.inner.add_param_group({"params": params[2:], "cprop_beta": 0.9})
+    train(optimizer, params, 2)
+    added = optimizer.param_groups[1]
+    assert (added["cprop_c"], added["cprop_beta"], added["cprop_fused"]) == (2.0, 0.9, False)
+    assert optimizer.state[params[3]]["cprop_step"] == 2
+
+
+def test_a_checkpoint_loaded_into_the_inner_optimizer():
+    params = inputs()
+    plain = torch.optim.Adam(params, lr=0.5)
+    train(plain, params, 3)
+    optimizer = cprop.CProp(torch.optim.Adam(params, lr=0.1))
+    optimizer.param_groups[0]["cprop_c"] = 2.0
+    train(optimizer, params, 4)
+    saved = through_a_file(optimizer.state_dict())
+    optimizer.inner.load_state_dict(through_a_file(plain.state_dict()))
+    train(optimizer, params, 1)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["cprop_c"]) == (0.5, 2.0)
+    assert optimizer.state[params[1]]["step"] == 4
+    assert optimizer.state[params[1]]["cprop_step"] == 5  # the gradients that it has seen
+    # CProp's own checkpoint brings its statistics, which do not stay with the inner optimizer.
+    optimizer.inner.load_state_dict(saved)
+    assert optimizer.state[params[1]]["cprop_step"] == 4
+    assert set(optimizer.inner.state[params[1]]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_statistics_that_the_inner_optimizer_rounded_are_refused():
+    params = inputs(torch.bfloat16)
+    optimizer = cprop.CProp(torch.optim.Adam(params, lr=0.1))
+    train(optimizer, params, 300)
+    saved = through_a_file(optimizer.state_dict())
+    optimizer.inner.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"into its inner optimizer, Adam, which rounded .* to torch.bfloat16: load"):
+        train(optimizer, params, 1)
+    optimizer.load_state_dict(saved)
+    train(optimizer, params, 1)
+    assert optimizer.state[params[1]]["cprop_step"] == 301
+
+
+def test_wrapping_again_continues_with_new_settings():
+    params = inputs()
+    first = cprop.CProp(torch.optim.SGD([{"params": params, "cprop_eps": 1e-6}], lr=0.1), c=2.0)
+    train(first, params, 3)
+    second = cprop.CProp(first.inner, c=5.0, measure="logistic")
+    group = second.param_groups[0]
+    assert (group["cprop_c"], group["cprop_measure"], group["cprop_eps"]) == (5.0, "logistic", 1e-6)
+    train(second, params, 1)
+    assert second.state[params[1]]["cprop_step"] == 4
+
+
+def test_a_parameter_that_is_listed_twice_is_observed_and_scaled_once():
+    once, twice = inputs()[1:2], inputs()[1:2]
+    optimizer = cprop.CProp(torch.optim.SGD(once, lr=0.2))
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        doubled = cprop.CProp(torch.optim.SGD(twice * 2, lr=0.1))
+    train(optimizer, once, 10)
+    train(doubled, twice, 10)
+    torch.testing.assert_close(once, twice)
+    assert doubled.state[twice[0]]["cprop_step"] == 10
+    assert dict(doubled.scales())[twice[0]].max() < 1
+
+
+# --- the state of the wrapper -----------------------------------------------------------------------
+
+
+def adam_in_a_wrapper():
+    params = inputs()
+    optimizer = cprop.CProp(torch.optim.Adam(params, lr=0.01))
+    train(optimizer, params[:3], 2)
+    return optimizer, params
+
+
+ADAMS, OURS = ["step", "exp_avg", "exp_avg_sq"], ["cprop_step", "cprop_m", "cprop_v"]
+
+
+def test_state_is_a_mapping_of_both_parts():
+    optimizer, params = adam_in_a_wrapper()
+    state = optimizer.state
+    assert state is optimizer.state
+    assert isinstance(state, MutableMapping)
+    assert isinstance(state[params[0]], MutableMapping)
+    assert [len(state), bool(state), params[0] in state, params[3] in state] == [3, True, True, False]
+    assert [p is q for p, q in zip(state, params, strict=False)] == [True] * 3
+    assert list(state[params[0]]) == list(state[params[0]].keys()) == [*ADAMS, *OURS]
+    assert list(optimizer.inner.state[params[0]]) == ADAMS
+    assert state.get(params[3]) is None
+    assert len(state[params[3]]) == 0
+    assert params[3] not in state
+    with pytest.raises(KeyError, match="cprop_a"):
+        state[params[0]]["cprop_a"]
+    assert repr(state[params[0]]) == repr({**optimizer.inner.state[params[0]], **dict(state[params[0]])})
+
+
+def test_what_is_written_to_the_state_goes_where_it_belongs():
+    optimizer, params = adam_in_a_wrapper()
+    p, q = params[0], params[4]
+    optimizer.state[p]["cprop_step"].fill_(7)
+    optimizer.state[p].update(tag=1, cprop_note="ours")
+    optimizer.state[q]["tag"] = 2
+    assert (optimizer.inner.state[p]["tag"], optimizer.inner.state[q]) == (1, {"tag": 2})
+    assert "cprop_note" not in optimizer.inner.state[p]
+    assert optimizer.state[p].pop("cprop_note") == "ours"
+    del optimizer.state[p]["tag"], optimizer.state[q]
+    assert q not in optimizer.inner.state
+    assert list(optimizer.state[p]) == [*ADAMS, *OURS]
+    for each, entries in optimizer.state.items():  # as tools move state to a device
+        for key, value in entries.items():
+            entries[key] = value
+        optimizer.state[each] = {key: copy.copy(value) for key, value in entries.items()}
+    train(optimizer, params, 1, start=2)
+    assert (optimizer.state[p]["cprop_step"], optimizer.state[p]["step"]) == (8, 3)
+    assert optimizer.state.setdefault(params[5], {}) == optimizer.state[params[5]]
+    saved = optimizer.state.pop(p)
+    assert [*saved] == [*ADAMS, *OURS]
+    assert p not in optimizer.inner.state
+    train(optimizer, params, 1, start=3)
+    assert optimizer.state[p]["cprop_step"] == optimizer.state[p]["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "reset",
+    [
+        lambda optimizer: optimizer.state.clear(),
+        lambda optimizer: setattr(optimizer, "state", defaultdict(dict)),
+        lambda optimizer: [optimizer.state.pop(p) for p in list(optimizer.state)],
+        lambda optimizer: [optimizer.state.popitem() for _ in list(optimizer.state)],
+    ],
+    ids=["clear", "rebind", "pop", "popitem"],
+)
+def test_a_reset_of_the_state_resets_both(reset):
+    optimizer, params = adam_in_a_wrapper()
+    reset(optimizer)
+    assert not optimizer.state
+    assert not optimizer.inner.state
+    train(optimizer, params, 1)
+    assert optimizer.state[params[0]]["cprop_step"] == optimizer.state[params[0]]["step"] == 1
+
+
+def test_copies_of_the_state_are_dictionaries():
+    optimizer, params = adam_in_a_wrapper()
+    for twin, twins in (
+        copy.deepcopy((optimizer.state, params)),
+        pickle.loads(pickle.dumps((optimizer.state, params))),
+        (optimizer.state.copy(), params),
+    ):
+        assert type(twin) is defaultdict
+        assert type(twin[twins[1]]) is dict
+        assert list(twin[twins[1]]) == [*ADAMS, *OURS]
+    twin = optimizer.state.copy()
+    train(optimizer, params, 1, start=2)
+    optimizer.state = twin
+    train(optimizer, params, 1, start=3)
+    assert optimizer.state[params[0]]["cprop_m"] is twin[params[0]]["cprop_m"]
+    optimizer.state = optimizer.state  # what a tool does to every optimizer
+    assert list(optimizer.state[params[0]]) == [*ADAMS, *OURS]
+
+
+class StrictSGD(torch.optim.SGD):
+    """Initializes its state if that is empty, as a whole and of each parameter."""
+
+    def step(self, closure=None):
+        if not self.state:
+            self.started = self.__dict__.get("started", 0) + 1
+        for p in self.param_groups[0]["params"]:
+            if not self.state[p]:
+                self.state[p]["steps"] = 0
+            self.state[p]["steps"] += 1
+            assert list(self.state[p]) == ["steps"]
+
+
+def test_an_inner_optimizer_sees_its_own_state_only():
+    params = inputs()
+    optimizer = cprop.CProp(StrictSGD(params))
+    optimizer.state[params[1]]["cprop_note"] = 1
+    train(optimizer, params, 3)
+    assert optimizer.inner.started == 1
+    assert next(iter(optimizer.state[params[1]])) == "steps"
+    assert optimizer.state[params[1]]["cprop_note"] == 1
+
+
+def test_a_wrapper_that_was_pickled_when_its_statistics_were_in_the_inner_state():
+    optimizer, _ = adam_in_a_wrapper()
+    old = {"inner": optimizer.inner, "defaults": optimizer.defaults}
+    for p, entries in optimizer.state.copy().items():
+        optimizer.inner.state[p] = entries
+    del optimizer.inner._cprop
+    restored = cprop.CProp.__new__(cprop.CProp)
+    restored.__setstate__(pickle.loads(pickle.dumps(old)))
+    p = restored.param_groups[0]["params"][0]
+    assert list(restored.state[p]) == [*ADAMS, *OURS]
+    assert list(restored.inner.state[p]) == ADAMS
 
 
 @every_inner
@@ -317,6 +588,36 @@ def test_pickle_goes_on_as_before(entry):
     assert same(params, twin_params)
 
 
+@pytest.mark.parametrize("copied", ["not", "deepcopy", "pickle", "load", "wrapped again"])
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.SGD)])
+def test_a_copy_knows_which_beta_its_statistics_have(build, copied):
+    if copied == "wrapped again" and build is cprop.CPropAdam:
+        pytest.skip("it has no inner optimizer")
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.zeros(20_000))
+    optimizer = build([p], lr=0.0)
+    p.grad = torch.randn(20_000, generator=generator)
+    optimizer.step()
+    # As after 50,000 steps of noise.
+    state = optimizer.state[p]
+    for key in {"step", "cprop_step"} & set(state):
+        state[key].fill_(50_000)
+    state["cprop_m"].copy_(torch.randn(20_000, generator=generator) / 1999**0.5)
+    state["cprop_v" if "cprop_v" in state else "exp_avg_sq"].fill_(1.0)
+    if copied == "deepcopy":
+        optimizer, p = copy.deepcopy((optimizer, p))
+    if copied == "pickle":
+        optimizer, p = pickle.loads(pickle.dumps((optimizer, p)))
+    if copied == "load":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    if copied == "wrapped again":
+        optimizer = cprop.CProp(optimizer.inner)
+    optimizer.param_groups[0]["cprop_beta"] = 0.9999
+    p.grad = torch.randn(20_000, generator=generator)
+    optimizer.step()
+    assert 0.35 < dict(optimizer.scales())[p].mean() < 0.5
+
+
 def assert_resumes_to_the_bit(entry, dtype, start):
     params = inputs(dtype)
     optimizer = entry.build(params)
@@ -348,6 +649,38 @@ def test_checkpoint_resumes_to_the_bit(entry):
 @every_optimizer
 def test_checkpoint_resumes_to_the_bit_past_256_steps_which_bfloat16_cannot_count(entry):
     assert_resumes_to_the_bit(entry, torch.bfloat16, 260)
+
+
+@pytest.mark.filterwarnings("ignore:.* keeps weights in its state")  # decay is nearly all that momentum holds
+@every_optimizer
+def test_a_checkpoint_keeps_the_eps_it_was_saved_with(entry):
+    """Its groups name it: 1e-8, where that was the default. Gradients are so small that it matters."""
+
+    def trained(optimizer, params, steps):
+        for step in steps:
+            gradients(params, step)
+            for p in params:
+                p.grad *= 1e-8
+            optimizer.step()
+        return [p.detach().clone() for p in params], [scale for _, scale in optimizer.scales()]
+
+    ours, theirs, others = inputs(), inputs(), inputs()
+    before = entry.build(ours, cprop_eps=1e-8)
+    at, _ = trained(before, ours, range(5))
+    resumed, anew = entry.build(theirs), entry.build(others)
+    for params in (theirs, others):
+        for p, value in zip(params, at, strict=True):
+            p.data.copy_(value)
+    resumed.load_state_dict(through_a_file(before.state_dict()))
+    trained(anew, others, range(5))
+    assert [group["cprop_eps"] for group in (*resumed.param_groups, *anew.param_groups)] == [1e-8, 0.0]
+    for p, value in zip(others, at, strict=True):
+        p.data.copy_(value)
+    unbroken, scales = trained(before, ours, range(5, 10))
+    found, of_resumed = trained(resumed, theirs, range(5, 10))
+    assert same(unbroken, found)
+    assert same(scales, of_resumed)
+    assert not same(scales, trained(anew, others, range(5, 10))[1])
 
 
 @every_optimizer
@@ -717,6 +1050,49 @@ def test_hooks_run_once_each(entry):
 
 
 @every_optimizer
+def test_hooks_get_the_complete_state_and_may_replace_it(entry):
+    params = [p for p in inputs() if p.numel()]
+    optimizer = entry.build(params)
+    train(optimizer, params[:2], 1)
+    expected, seen = optimizer.state_dict(), []
+    optimizer.register_state_dict_pre_hook(lambda optimizer: optimizer.param_groups[0].update(cprop_c=3.0))
+    optimizer.register_state_dict_post_hook(lambda _, s: seen.append(s))
+    optimizer.register_state_dict_post_hook(lambda _, s: [*s["state"]])
+    assert optimizer.state_dict() == [*expected["state"]]
+    assert {i: [*entries] for i, entries in seen[0]["state"].items()} == {
+        i: [*entries] for i, entries in expected["state"].items()
+    }
+    assert seen[0]["param_groups"][0]["cprop_c"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": np.float32(0.25)},
+        {"lr": np.float64(0.25)},
+        {"lr": np.int64(0)},
+        {"lr": 0.25, "betas": (np.float32(0.5), 0.75)},
+        {"cprop_c": np.float32(2.0)},
+        {"cprop_beta": np.float64(0.99)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("build", [cprop.CPropAdam, cprop.CProp.around(torch.optim.Adam)])
+def test_numbers_of_numpy_are_numbers(build, settings):
+    ours, theirs = inputs(), inputs()
+    optimizer = build(ours)
+    optimizer.param_groups[0].update(settings)
+    saved = through_a_file(optimizer.state_dict())
+    train(optimizer, ours, 3)
+    resumed = build(theirs)
+    resumed.load_state_dict(saved)
+    train(resumed, theirs, 3)
+    assert {key: resumed.param_groups[0][key] for key in settings} == settings
+    torch.testing.assert_close(ours, theirs)
+    optimizer.load_state_dict(resumed.state_dict())  # and back
+
+
+@every_optimizer
 def test_load_hook_may_replace_the_state_dict(entry):
     params = inputs()
     optimizer = entry.build(params)
@@ -800,6 +1176,16 @@ def test_around_is_a_class_that_frameworks_can_keep():
     assert pickle.loads(pickle.dumps(cls)) is cls
     optimizer = cls(inputs(), 0.5, weight_decay=0.1, cprop_c=3.0)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["cprop_c"]) == (0.5, 3.0)
+
+
+class Derived(cprop.CProp.around(torch.optim.AdamW)):
+    """One of a user."""
+
+
+def test_a_class_derived_from_around_is_pickled_as_itself():
+    assert pickle.loads(pickle.dumps(Derived)) is Derived
+    optimizer, _ = pickle.loads(pickle.dumps((Derived(inputs()), 0)))
+    assert type(optimizer) is Derived
 
 
 def test_around_shows_the_arguments_of_both():

@@ -93,11 +93,13 @@ def test_native_equals_the_wrapper_over_several_groups(native):
     assert_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("rate", [float, torch.tensor])
 @every_native(lambda native: native.cls is not cprop.CPropAdaBound)
-def test_native_with_infinite_c_equals_torch_to_the_bit(native):
+def test_native_with_infinite_c_equals_torch_to_the_bit(native, rate):
     ours, theirs = inputs(), inputs()
-    train(native.cls(ours, **native.settings, cprop_c=math.inf), ours, STEPS)
-    train(native.plain(theirs, **native.settings), theirs, STEPS)
+    settings = {**native.settings, "lr": rate(native.settings["lr"])}
+    train(native.cls(ours, **settings, cprop_c=math.inf), ours, STEPS)
+    train(native.plain(theirs, **settings), theirs, STEPS)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

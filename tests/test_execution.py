@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from table import DEVICE, INNERS, NATIVES, TABLE, cases, gradients, inputs, train
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cprop
@@ -21,6 +23,7 @@ from cprop.measures import nearly_normal
 from cprop.optimizers import wrapper
 from cprop.optimizers.native import COLUMNS
 from cprop.statistics import statistics_scalars
+from cprop.storage import FORMATS
 from cprop.tensor_list import TensorList
 
 IN_KERNELS = compiled.measure_in_kernels("normal", torch.device(DEVICE), torch.float32)
@@ -31,6 +34,33 @@ WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 def prefixed(entry, way):
     """Our flags by the wrapper's names, where the entry is a wrapper."""
     return {f"cprop_{k}" if entry.id.startswith("CProp-") else k: v for k, v in way.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("state_dtype", FORMATS)
+@pytest.mark.parametrize("measure", ["normal", pytest.param("moment_rate", marks=pytest.mark.nightly)])
+def test_by_default_learning_does_not_stop_however_small_gradients_are(way, state_dtype, measure):
+    """The scale does not depend on their size; where float32 squares vanish it is one, as without CProp."""
+
+    def scales(size):
+        generator = torch.Generator().manual_seed(0)
+        p = torch.nn.Parameter(torch.zeros(200, device=DEVICE))
+        settings = {"cprop_state_dtype": state_dtype, "cprop_measure": measure}
+        optimizer = cprop.CPropSGD([p], lr=0.1, **settings, **WAYS[way])
+        for _ in range(60):
+            p.grad = size * (torch.randn(200, generator=generator) + torch.linspace(0, 1, 200)).to(DEVICE)
+            optimizer.step()
+        ((_, scale),) = optimizer.scales()
+        return scale
+
+    usual = scales(1.0)
+    assert usual.mean() < 0.95
+    for size in (2.0**-30, 2.0**-50):  # 1e-9 and 1e-15
+        if state_dtype == "float32":
+            torch.testing.assert_close(scales(size), usual, atol=1e-5, rtol=0)
+        else:  # rounded by other random bits
+            assert abs(scales(size).mean() - usual.mean()) < 0.05
+    torch.testing.assert_close(scales(2.0**-90), torch.ones_like(usual), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("entry", cases(TABLE, pytest.mark.slow))
@@ -85,7 +115,7 @@ def test_kernels_add_products_of_integers_exactly():
 
     example = [compiled.vector(torch.device("cpu"), torch.int64).zero_() for _ in range(2)]
     x, y, numbers = torch.tensor([2**40 + 1]), torch.tensor([3]), torch.zeros(1)
-    compiled.traced(run, [*example, numbers], threads=False)(x, y, numbers)
+    compiled.traced(run, [*example, numbers], threads=1)(x, y, numbers)
     assert x.item() == (2**40 + 1) * 3 + 9
 
 
@@ -355,11 +385,51 @@ def test_a_torch_that_cannot_compile_kernels_is_named_with_what_to_do(monkeypatc
     assert all(map(torch.equal, params, before))
 
 
-def test_foreach_and_fused_exclude_each_other():
+@pytest.mark.parametrize(
+    ("build", "prefix"),
+    [(cprop.CPropSGD, ""), (cprop.CPropAdam, ""), (cprop.CProp.around(torch.optim.SGD), "cprop_")],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_foreach_and_fused_exclude_each_other_before_the_first_step(build, prefix):
     params = inputs()
-    gradients(params, 0)
-    with pytest.raises(RuntimeError, match="foreach=True and fused=True are mutually exclusive: set only one"):
-        cprop.CPropSGD(params, foreach=True, fused=True).step()
+    foreach, fused = {f"{prefix}foreach": True}, {f"{prefix}fused": True}
+    refused = r"foreach=True and fused=True are mutually exclusive: set only one"
+    with pytest.raises(RuntimeError, match=refused):
+        build(params, lr=0.1, **foreach, **fused)
+    with pytest.raises(RuntimeError, match=refused):
+        build([{"params": params, **foreach}], lr=0.1, **fused)
+    optimizer = build(params[:1], lr=0.1, **fused)
+    with pytest.raises(RuntimeError, match=refused):
+        optimizer.add_param_group({"params": params[1:], **foreach})
+    assert len(optimizer.param_groups) == 1
+    saved = optimizer.state_dict()
+    saved["param_groups"][0].update(foreach)
+    with pytest.raises(cprop.CheckpointError, match=refused):
+        optimizer.load_state_dict(saved)
+
+
+def test_the_wrapper_refuses_the_two_flags_of_its_inner_optimizers_groups():
+    inner = torch.optim.SGD([{"params": inputs(), "foreach": True, "fused": True}], lr=0.1)
+    with pytest.raises(RuntimeError, match=r"foreach=True and fused=True are mutually exclusive"):
+        cprop.CProp(inner)
+
+
+@pytest.mark.parametrize("settings", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "build",
+    [cprop.CPropAdam, cprop.CPropSGD, cprop.CProp.around(torch.optim.Adam)],
+    ids=lambda cls: cls.__name__,
+)
+def test_a_step_of_fake_tensors(build, settings):
+    """Tools that estimate memory run a step so. Nothing is compiled, whatever the settings."""
+    with FakeTensorMode():
+        w = torch.nn.Parameter(torch.randn(5))
+        optimizer = build([w], lr=0.1, **settings)
+        for _ in range(3):
+            w.grad = torch.randn(5)
+            optimizer.step()
+        assert optimizer.state[w]["cprop_step"].item() == 3
+        assert optimizer.state[w]["cprop_m"].shape == (5,)
 
 
 @pytest.mark.slow
@@ -625,3 +695,188 @@ def test_eight_processes_at_once_compile_and_then_reuse_the_kernels_on_disk(tmp_
     again = start_all()
     assert set(tmp_path.rglob("*.so")) == libraries
     assert max(again) < 10
+
+
+# --- the user's own compiler ----------------------------------------------------------------------
+
+
+def generated(how, cache):
+    script = Path(__file__).with_name("compile_beside.py")
+    own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    result = subprocess.run([sys.executable, script, how], env=own, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_the_users_own_torch_compile_gives_the_same_code_beside_kernels_and_after_them(tmp_path):
+    """In the same thread, in another one that compiles at the same time, and from the cache in a later process."""
+    alone = generated("plain", tmp_path / "alone")
+    assert alone.count("cpp_fused") >= 3
+    assert generated("fused", tmp_path / "beside") == alone
+    assert generated("plain", tmp_path / "beside") == alone
+
+
+def steps_with_kernels(monkeypatch):
+    """Three steps, from kernels that are compiled now; the disk has them if nothing about them differs."""
+    monkeypatch.setattr(compiled, "_kernels", {})
+    params = inputs()
+    optimizer = cprop.CPropAdam(params, lr=0.01, fused=True)
+    train(optimizer, params, 3)
+    return [*params, *(optimizer.state[p]["cprop_m"] for p in params)]
+
+
+SETTINGS = [
+    {"cpp_wrapper": True},
+    {"cpp.simdlen": 0},
+    {"cpp.simdlen": 256},
+    {"cpp.enable_loop_tail_vec": False, "cpp.enable_tiling_heuristics": False},
+    {"max_autotune": True, "coordinate_descent_tuning": True},
+    {"graph_partition": False, "freezing": True},
+    {"cpp.enable_floating_point_contract_flag": "off"},
+    {"cpp.enable_unsafe_math_opt_flag": True, "use_fast_math": True},
+    {"cpp.threads": 2, "cpp.dynamic_threads": True},
+    {"emulate_precision_casts": True, "fallback_random": True},
+    {"comprehensive_padding": False, "realize_opcount_threshold": 1, "inplace_buffers": False},
+    {"post_grad_custom_post_pass": lambda graph: graph.erase_node(next(iter(graph.nodes)))},
+    {"force_disable_caches": True},
+]
+CONTEXTS = [lambda: torch.autocast("cpu", torch.bfloat16), torch.inference_mode, torch.autograd.detect_anomaly]
+
+
+@pytest.mark.slow
+def test_kernels_are_the_same_under_any_setting_of_the_users(monkeypatch):
+    from torch._inductor import config
+
+    expected = steps_with_kernels(monkeypatch)
+    for settings in SETTINGS:
+        known = {name: value for name, value in settings.items() if name in config._config}
+        with config.patch(known):
+            assert all(map(torch.equal, steps_with_kernels(monkeypatch), expected)), settings
+    for context in CONTEXTS:
+        with warnings.catch_warnings(action="ignore"), context():
+            assert all(map(torch.equal, steps_with_kernels(monkeypatch), expected)), context
+
+
+WITH_VARIABLES = """
+import torch, cprop
+p = torch.nn.Parameter(torch.linspace(-1, 1, 1000))
+p.grad = torch.linspace(1, -2, 1000)
+optimizer = cprop.CPropAdam([p], lr=0.01, fused=True)
+optimizer.step()
+optimizer.step()
+print(p.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_kernels_are_the_same_under_any_environment_variable_of_inductors():
+    def result(**variables):
+        own = {**os.environ, **variables}
+        return subprocess.run(
+            [sys.executable, "-c", WITH_VARIABLES], env=own, capture_output=True, text=True, check=True, timeout=500
+        ).stdout
+
+    names = ("CPP_WRAPPER", "FREEZING", "CPP_DYNAMIC_THREADS", "CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "MAX_AUTOTUNE")
+    assert result(**{f"TORCHINDUCTOR_{name}": "1" for name in names}, TORCH_COMPILE_DEBUG="1") == result()
+
+
+def test_a_kernel_that_does_nothing_is_an_error_and_no_step(monkeypatch):
+    """Whatever setting it is compiled under: before this, counters went up and the weights stayed."""
+    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(torch._inductor, "standalone_compile", lambda *_, **__: lambda *_: None)
+    params = inputs()
+    gradients(params, 0)
+    before = [p.detach().clone() for p in params]
+    optimizer = cprop.CPropSGD(params, fused=True)
+    with pytest.raises(RuntimeError, match=r"kernel for sgd that does not compute it \(\d+% .* or set fused=False"):
+        optimizer.step()
+    assert all(map(torch.equal, params, before))
+    assert all(state["cprop_step"] == 0 for state in optimizer.state.values())
+
+
+def test_kernels_have_as_many_threads_as_torch_now(monkeypatch):
+    chosen = []
+
+    def traced(run, example, threads):
+        chosen.append(threads)
+        return lambda length, *tensors: run(length, *tensors)
+
+    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(compiled, "traced", traced)
+    params = [torch.nn.Parameter(torch.ones(length)) for length in (compiled.LONG, 8)]
+    optimizer = cprop.CPropSGD(params, fused=True)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 1, 3):
+            torch.set_num_threads(threads)
+            train(optimizer, params, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert chosen == [1, 2, 3]
+
+
+# --- measures that are edited ---------------------------------------------------------------------
+
+
+class Sloped:
+    slope = 1.0
+
+    def __call__(self, moments):
+        return (self.slope * moments.z).clamp(max=1)
+
+
+@pytest.mark.slow
+def test_kernels_follow_a_measure_that_is_edited():
+    measure = Sloped()
+    p = torch.nn.Parameter(torch.zeros(200))
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_measure=measure, fused=True)
+    train(optimizer, [p], 3)
+    measure.slope = 0.0
+    before = p.detach().clone()
+    train(optimizer, [p], 3, start=3)
+    assert torch.equal(p, before)
+    measure.slope = 1.0
+    train(optimizer, [p], 1, start=6)
+    assert not torch.equal(p, before)
+
+
+def test_a_measure_that_reads_what_cannot_be_compared_is_refused_in_kernels():
+    numbers = (x / 10 for x in range(10))
+    p = torch.nn.Parameter(torch.zeros(200))
+    optimizer = cprop.CPropSGD([p], cprop_measure=lambda m: m.z * next(numbers), fused=True)
+    p.grad = torch.ones(200)
+    with pytest.raises(RuntimeError, match="reads an object of type generator, and fused=True cannot see whether"):
+        optimizer.step()
+
+
+# --- nothing is read from the device --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("measure", [m for m in cprop.MEASURES if m != "relative_rate"])  # copies its first state
+@pytest.mark.parametrize("cls", [torch.optim.Adam, *NATIVE_CLASSES])
+def test_capturable_with_foreach_reads_nothing_from_the_device(cls, measure):
+    """A fake tensor on a GPU has no value to read. (On a build without CUDA it cannot be copied to either.)"""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        params = [torch.nn.Parameter(torch.randn(shape, device="cuda")) for shape in ((5,), (2, 3), ())]
+        own = {} if cls is torch.optim.Adam else {"cprop_measure": measure}
+        optimizer = cls(params, foreach=True, capturable=True, **own)
+        for _ in range(2):
+            for p in params:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("cls", [*NATIVE_CLASSES, cprop.CProp.around(torch.optim.Adam)])
+def test_capturable_reads_nothing_of_what_has_no_values(cls, foreach, state_dtype):
+    """On the device "meta", reading is an error, and copying is not."""
+    params = [torch.nn.Parameter(torch.empty(shape, device="meta")) for shape in ((5,), (2, 3), ())]
+    optimizer = cls(params, foreach=foreach, capturable=True, cprop_state_dtype=state_dtype)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.empty_like(p)
+        optimizer.step()

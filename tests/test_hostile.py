@@ -10,8 +10,10 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 import weakref
 
+import numpy as np
 import pytest
 import pytorch_optimizer
 import schedulefree
@@ -183,6 +185,60 @@ def test_ordinary_optimizers_are_not_warned_of():
         train(cprop.CProp(cls(params, lr=0.01)), params, 1)
 
 
+L2 = {"weight_decay": 0.01}
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9])
+@pytest.mark.parametrize(
+    ("inner", "settings", "warns"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, **L2}, False),
+        (torch.optim.Adam, L2, False),
+        (torch.optim.NAdam, L2, False),
+        (torch.optim.RMSprop, {"momentum": 0.9, **L2}, False),
+        (pytorch_optimizer.AdaBelief, {}, False),  # its state is constant then
+        (pytorch_optimizer.MARS, {}, False),  # it has another name for its weight decay
+        (torch.optim.ASGD, L2, True),
+        (pytorch_optimizer.MADGRAD, L2, True),
+        (pytorch_optimizer.Ranger, L2, True),  # Lookahead
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_a_layer_whose_first_gradient_is_zero_tells_weights_from_their_decay(inner, settings, warns, size, recwarn):
+    """As behind a zero-initialized head, and in the A of LoRA: then SGD's momentum is the L2 term alone."""
+    warnings.simplefilter("always")
+    w = torch.nn.Parameter(inputs()[4].detach().clone())
+    gradients([w], 0)
+    w.grad.mul_(size)
+    cprop.CProp(inner([w], lr=1e-3, **settings)).step()
+    assert any("keeps weights in its state" in str(w.message) for w in recwarn) == warns
+
+
+class Quantized(torch.Tensor):
+    """Supports no operation at all, as torchao's state supports few."""
+
+    @staticmethod
+    def __new__(cls, like):
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+def test_state_of_any_kind_stops_no_step_and_leaves_no_weight_unscaled():
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            w = self.param_groups[0]["params"][0]
+            self.state[w]["quantized"] = Quantized(w)
+
+    ours, theirs = inputs()[2:3], inputs()[2:3]
+    train(cprop.CProp(Odd(ours, lr=0.1), c=0.5), ours, 1)
+    train(cprop.CProp(torch.optim.SGD(theirs, lr=0.1), c=0.5), theirs, 1)
+    assert torch.equal(*ours, *theirs)
+
+
 # Checkpoints of another algorithm, and back to plain torch.
 
 
@@ -225,7 +281,9 @@ def test_back_to_plain_torch_with_a_layer_that_had_no_gradient(inner):
 
 @every_way
 @pytest.mark.parametrize("build", [cprop.CPropSGD, cprop.CPropAdam, cprop.CProp.around(torch.optim.SGD)])
-@pytest.mark.parametrize("c", [torch.tensor(math.inf), torch.tensor(1e39, dtype=torch.float64), 1e39, 3e38])
+@pytest.mark.parametrize(
+    "c", [torch.tensor(math.inf), torch.tensor(1e39, dtype=torch.float64), 1e39, 3e38, np.float32("inf")]
+)
 def test_huge_and_infinite_c(build, c, way):
     """A row without gradient has no sign to be sure of: it does not move, and nothing is NaN."""
     w = torch.nn.Parameter(torch.ones(3, 4))
@@ -541,6 +599,46 @@ def test_without_a_compiler_or_a_cache_the_remedy_is_named_and_nothing_counted(b
 
 
 # Names that are easily confused.
+
+
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("cprop_betta", "write cprop_beta"),
+        ("cprop_stat_dtype", "write cprop_state_dtype"),
+        ("cprop_lr", "write cprop_c|choose from cprop_beta, cprop_c"),
+        ("c", "write cprop_c"),
+        ("measure", "write cprop_measure"),
+    ],
+)
+@every_build
+def test_a_misnamed_setting_in_a_group_says_the_right_one(build, setting, instead):
+    params = inputs()
+    refused = rf"unexpected setting '{setting}' in a param group: ({instead})"
+    with pytest.raises(TypeError, match=refused):
+        build([{"params": params, setting: 0.9}], lr=0.01)
+    optimizer = build(params[:1], lr=0.01)
+    with pytest.raises(TypeError, match=refused):
+        optimizer.add_param_group({"params": params[1:], setting: 0.9})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(TypeError, match=refused):
+        cprop.CProp(torch.optim.SGD([{"params": params, setting: 0.9}], lr=0.01))
+
+
+@every_build
+def test_groups_with_settings_of_other_tools_and_of_other_versions_are_taken(build):
+    params = inputs()
+    others = {"name": "all", "initial_lr": 0.1, "max_lr": 1.0, "lr_scale": 0.5, "swa_lr": 0.1, "eps": 1e-8, 7: "seven"}
+    optimizer = build([{"params": params[:3], **others}, {"params": params[3:], "cprop_c": 2.0}], lr=0.01)
+    train(optimizer, params, 1)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["cprop_of_an_older_version"] = 1.0
+    optimizer.load_state_dict(saved)
+    train(optimizer, params, 1, start=1)
+    for other in BUILDS:  # their groups have flags that this one does not have, and all are unset
+        other(
+            [{**group, "params": [torch.nn.Parameter(torch.ones(2))]} for group in build(params).param_groups], lr=0.1
+        )
 
 
 def test_a_setting_by_its_other_name_says_the_right_one():

@@ -166,9 +166,10 @@ def test_noise_alone_has_no_signal():
     )
 
 
-def test_eps_that_dominates_is_told():
+@pytest.mark.parametrize("eps", [1e-8, None], ids=["the paper's", "the default"])
+def test_eps_that_dominates_is_told(eps):
     model = network()
-    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1)
+    optimizer = cprop.CPropSGD(model.parameters(), lr=0.1, **({} if eps is None else {"cprop_eps": eps}))
     monitor = cprop.Monitor(optimizer, model.named_parameters())
     for step in range(20):
         for p in model.parameters():
@@ -176,6 +177,10 @@ def test_eps_that_dominates_is_told():
             p.grad = size * (1 + torch.randn(p.shape, generator=torch.Generator().manual_seed(step)))
         optimizer.step()
     layers = monitor.sample().layers
+    if eps is None:
+        assert layers["0"].eps_dominates == 0.0
+        assert monitor.advice() == []
+        return
     assert layers["0"].eps_dominates == pytest.approx(7 / 8)  # the weights, and not the biases
     assert layers["2"].eps_dominates == 0.0
     assert monitor.advice() == [
@@ -185,7 +190,7 @@ def test_eps_that_dominates_is_told():
 
 def test_constant_gradients_are_not_held_back_by_eps():
     p = nn.Parameter(torch.zeros(3))
-    optimizer = cprop.CPropSGD([p], lr=0.1)
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_eps=1e-8)
     for _ in range(10):
         p.grad = torch.full((3,), 1e-3)
         optimizer.step()
@@ -293,7 +298,7 @@ def test_one_gradient_agrees_with_itself_and_says_nothing():
 def test_eps_holds_nothing_back_where_the_scale_is_one(c, size, share):
     """With c = 8 it is from a mean of 0.16 eps on."""
     p = nn.Parameter(torch.zeros(3))
-    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_c=c)
+    optimizer = cprop.CPropSGD([p], lr=0.1, cprop_c=c, cprop_eps=1e-8)
     monitor = cprop.Monitor(optimizer)
     for _ in range(10):
         p.grad = torch.full((3,), size)

@@ -1,9 +1,11 @@
 """State of a sharded parameter is sharded like it; one process here, several in the distributed tests."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
-from table import TABLE, cases, gradients
+from table import ROUNDED, TABLE, cases, gradients
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -63,3 +65,43 @@ def test_loaded_state_of_a_dtensor_is_a_dtensor_in_its_format(before, after, mes
         assert (exact - near).norm() < (0.05 * exact.norm() if before != after else 1e-12)
     q.grad = p.grad
     resumed.step()
+
+
+@pytest.mark.parametrize("way", [{}, {"foreach": True}, {"fused": True}], ids=["for-loop", "foreach", "fused"])
+@pytest.mark.parametrize(
+    ("ranks", "placements"),
+    [((3,), [Shard(0)]), ((3,), [Shard(1)]), ((2, 2), [Shard(0), Shard(1)]), ((2, 2), [Shard(1), Shard(2)])],
+    ids=["rows", "columns", "rows and columns", "columns and depth"],
+)
+def test_stochastic_rounding_of_a_shard_is_that_of_the_whole_to_the_bit(ranks, placements, way):
+    """Rank by rank, in imagined groups: a step does not communicate. In processes, see the distributed tests."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    normal = torch.Generator().manual_seed(0)
+    whole, *grads = (torch.randn(7, 5, 6, generator=normal).bfloat16() for _ in range(6))
+
+    def trained(share):
+        """Of two parameters, the second: its own place among them counts too."""
+        params = [torch.nn.Parameter(share(whole)) for _ in range(2)]
+        optimizer = ROUNDED.build(params, cprop_state_dtype="bfloat16", **way)
+        for grad in grads:
+            for p in params:
+                p.grad = share(grad)
+            optimizer.step()
+        return params[1].detach()
+
+    expected = trained(torch.clone)
+    size = math.prod(ranks)
+    for rank in range(size):
+        dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+        # torch keeps what it knows of a mesh, and takes meshes with equal names for the same.
+        names = tuple(f"rank{rank}_{dim}" for dim in range(len(ranks)))
+        mesh = init_device_mesh("cpu", ranks, mesh_dim_names=names)
+
+        def share(x, mesh=mesh):
+            return distribute_tensor(x, mesh, placements, src_data_rank=None)
+
+        try:
+            assert torch.equal(trained(share).to_local(), share(expected).to_local())
+        finally:
+            dist.destroy_process_group()

@@ -59,6 +59,18 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+HALF = """
+from pathlib import Path
+from tasks import Blobs
+class Half(Blobs):
+    steps = 0
+    def before_step(self, model):
+        self.steps += 1
+        if self.steps == 10:
+            Path("once").open("x").close()  # the second run that gets here fails
+"""
+
+
 @pytest.fixture
 def session(lab):
     """Several commands in one process, for what does not depend on its start; what each says, and its exit code."""
@@ -149,9 +161,35 @@ def test_a_comparison_of_two_builds_of_torch_is_refused_unless_asked_for(tmp_pat
     assert compare("--seeds", "2", "--storage", "another")[0] == 0
 
 
-def test_a_time_limit_stops_as_ctrl_c_does(lab):
+def test_a_home_that_cannot_be_written_is_done_without(lab, tmp_path):
+    (tmp_path / "temporary").mkdir()
+    program = ["env", "-u", "XDG_CACHE_HOME", "-u", "HF_HOME", *LAB]
+    words = ["run", "fmnist-fc", "--optimizers", "rmsprop", "--seeds", 1, "--executor", "process", "--eager"]
+    said = lab(*words, program=program, HOME="/sys/nowhere", TMPDIR=str(tmp_path / "temporary"))
+    assert "Figure: " in said
+    assert list((tmp_path / "temporary" / f"cprop-lab-{os.getuid()}").glob("fashion_mnist-*.npy"))
+
+
+def test_a_time_limit_stops_as_ctrl_c_does(lab, tmp_path):
     words = ["compare", "tasks:Slow", "--optimizers", "rmsprop", "--iterations", "100000", "--executor", "process"]
-    assert "run the same command again to continue" in lab(*words, "--time-limit", 0.2, code=130)
+    words += ["--json", "verdicts.json", "--selection-iterations", "20", "--seeds", "1"]
+    assert "run the same command again to continue" in lab(*words, "--time-limit", 0.4, code=130)
+    written = json.loads((tmp_path / "verdicts.json").read_text())
+    assert (written["ended"], written["verdicts"]) == ("stopped", {})
+
+
+def test_what_is_finished_when_a_command_fails_is_written(lab, tmp_path):
+    """The run with CProp fails; the one without it is there."""
+    (tmp_path / "mine.py").write_text(HALF)
+    words = ["compare", "mine:Half", "--optimizers", "rmsprop", "--iterations", "20", "--selection-iterations", "5"]
+    said = lab(*words, "--seeds", 1, "--executor", "process", "--eager", "--json", "verdicts.json", code=3)
+    assert "1 of 2 runs failed; the first, mine:Half with cprop-rmsprop" in said
+    written = json.loads((tmp_path / "verdicts.json").read_text())
+    assert written["ended"] == "failed"
+    assert "FileExistsError" in written["error"]
+    assert written["verdicts"] == {}
+    (run,) = written["runs"]
+    assert Store(tmp_path / "results").read(run).specification.optimizer == "rmsprop"
 
 
 def test_ctrl_c_leaves_things_resumable(tmp_path, generated):

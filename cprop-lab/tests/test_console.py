@@ -110,6 +110,17 @@ def test_what_a_run_shows(width):
     assert all(len(line) <= width for line in seen(table, width).splitlines())
 
 
+def test_what_is_waited_for_is_seen_when_no_run_is_under_way():
+    table = LiveTable(Console(file=io.StringIO(), width=80))
+    table.begin([RUN], reused=0)
+    table.evaluated(RUN, row(100))
+    table.waiting("waiting for workers")  # its machine was lost
+    assert "waiting for workers (0:00)" in seen(table)
+    assert "fmnist-cnn" not in seen(table)
+    table.evaluated(RUN, row(200))
+    assert re.search(r"fmnist-cnn .* 200 of 400", seen(table))
+
+
 def test_a_terminal_is_left_as_it_was():
     text = io.StringIO()
     table = LiveTable(Console(file=text, width=80, force_terminal=True))

@@ -16,6 +16,7 @@ import torch
 from conftest import PYTHONPATH
 
 from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.leases import Leases
 from cprop_lab.engine.progress import Progress
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
@@ -162,6 +163,60 @@ def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pat
         assert list(ours.column("step")) == list(range(0, 1001, 100))
 
 
+EMPTY = """
+import os, sys
+from cprop_lab.engine.engine import RAY, Engine, alone
+from cprop_lab.engine.progress import Progress
+from cprop_lab.run.specification import Specification
+from cprop_lab.store import Store
+
+os.environ.update(RAY | alone())
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+run = Specification.from_json(sys.argv[2])
+
+
+class Scene(Progress):
+    worker, killed = None, False
+
+    def waiting(self, what=""):
+        if "workers" in what:
+            print(what, flush=True)
+            self.worker = cluster.add_node(num_cpus=1)
+
+    def evaluated(self, specification, evaluation):
+        if not self.killed and evaluation["step"]:
+            self.killed = True
+            cluster.remove_node(self.worker, allow_graceful=False)
+
+
+scene = Scene()
+engine = Engine(Store(sys.argv[1]), address=cluster.address, retries=9, checkpoint_seconds=0.1, progress=scene)
+print(len(engine.run([run])), "finished", flush=True)
+cluster.remove_node(scene.worker, allow_graceful=False)
+engine.wait_for_workers, engine.progress = 0.05, Progress()
+try:
+    engine.run([run.replace(seed=1)])
+except TimeoutError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_cluster_without_any_worker_is_waited_for(tmp_path):
+    """At the start, and after the only one was lost; but not for ever."""
+    *waits, finished, ended = said_by(EMPTY, tmp_path, SLOW.to_json()).splitlines()
+    lacking = r"a run asks for 1 CPU cores and 0 GPUs, and no machine of the cluster has more than 0 and 0"
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    line = rf"waiting for workers since {when}, until {when} \(--wait-for-workers MINUTES changes this\): {lacking}"
+    assert len(waits) >= 2  # Ray gives up more nodes on a busy machine
+    assert all(re.fullmatch(line, said) for said in waits), waits
+    assert finished == "1 finished"
+    assert re.fullmatch(rf"no worker for 0.05 minutes: {lacking}. Finished work is kept; start workers, .*", ended)
+
+
 class Notes(Progress):
     """Writes down what an engine tells."""
 
@@ -286,6 +341,61 @@ def test_the_runs_of_a_killed_driver_are_taken_over(tmp_path):
         assert other.communicate(timeout=1500)[0] == "4\n"
     assert len(Store(tmp_path).runs()) == 4
     assert not list(leases.iterdir())
+
+
+def test_a_lease_whose_clock_is_ahead_expires(tmp_path, monkeypatch):
+    """It would last until our clock is where its driver's was."""
+    monkeypatch.setattr("cprop_lab.engine.leases.EXPIRY", 0.2)
+    (tmp_path / "leases").mkdir()
+    ahead = time.time() + 3600
+    for name in ("killed", "alive"):
+        (tmp_path / "leases" / name).touch()
+        os.utime(tmp_path / "leases" / name, (ahead, ahead))
+    with Leases(Store(tmp_path)) as leases:
+        assert not leases.take("killed")
+        assert not leases.take("alive")
+        time.sleep(0.3)
+        os.utime(tmp_path / "leases" / "alive", (ahead + 1, ahead + 1))
+        assert not leases.take("alive")
+        assert leases.take("killed")
+
+
+def test_what_killed_drivers_left_is_deleted_in_the_end(tmp_path):
+    store = Store(tmp_path)
+    left = {"leases": ("a" * 16, f".{'b' * 32}"), "marks": ("c" * 32,)}
+    day = 24 * 3600
+    for folder, names in left.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            for age, path in ((40 * day, tmp_path / folder / name), (0, tmp_path / folder / f"{name}-now")):
+                path.touch()
+                os.utime(path, (time.time() - age, time.time() - age))
+    with store.marked() as mark, Leases(store):
+        kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert kept == {mark, *(f"{folder}/{name}-now" for folder, names in left.items() for name in names)}
+
+
+class Waits(Progress):
+    """Notes what is waited for, and then has the other driver end."""
+
+    def __init__(self, lease):
+        self.lease, self.said = lease, []
+
+    def waiting(self, what=""):
+        self.said.append(what)
+        if what:
+            self.lease.unlink()
+
+
+def test_waiting_for_another_command_is_told(tmp_path):
+    (tmp_path / "leases").mkdir()
+    lease = tmp_path / "leases" / run_id(QUICK)
+    lease.touch()
+    engine = Engine(Store(tmp_path), executor="process", progress=Waits(lease))
+    assert len(engine.run([QUICK])) == 1
+    assert engine.progress.said == [
+        "waiting for runs that another command has leased; it loses them a minute after it was killed"
+    ]
 
 
 # Storage that cannot be used.

@@ -1,7 +1,12 @@
 """What is kept: readable by anyone, whole or not there, and nothing that runs code."""
 
 import json
+import random
 import re
+import shutil
+import warnings
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +21,8 @@ from cprop_lab.engine.engine import Engine
 from cprop_lab.run.evaluation import BINS
 from cprop_lab.run.identity import digest, run_id
 from cprop_lab.run.specification import Specification
-from cprop_lab.store import SCHEMA, DamagedError, Store
+from cprop_lab.store import SCHEMA, DamagedError, Store, storage
+from cprop_lab.store.rows import to_row
 
 RUN = Specification("tasks:Blobs", "cprop-adam", lr=1e-3, settings={"cprop_c": 3.0})
 ROWS = [
@@ -109,7 +115,7 @@ def test_a_packed_experiment_is_the_loose_one(tmp_path):
     """A real one, with runs that diverged, that have no scale, and that selected learning rates."""
     name = "scoreboard-1-ptb-lstm-reduced"
     unpack(EVIDENCE / "experiments" / f"{name}.parquet", tmp_path)
-    texts = {path.stem: path.read_text() for path in tmp_path.rglob("*.json")}
+    texts = {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("*.json")}
     store = Store(tmp_path)
     before, about = contents(store), store.experiments()
     assert len(before) == len(texts) - 1 > 80
@@ -120,7 +126,9 @@ def test_a_packed_experiment_is_the_loose_one(tmp_path):
         assert one.experiments() == about
     (tmp_path / "again").mkdir()
     unpack(tmp_path / "experiments" / f"{name}.parquet", tmp_path / "again")
-    assert {path.stem: path.read_text() for path in tmp_path.rglob("again/*/*.json")} == texts
+    again = {path.stem: json.loads(path.read_text()) for path in tmp_path.rglob("again/*/*.json")}
+    assert re.fullmatch("[0-9a-f]{16}", again[name].pop("checksum"))  # which the older version did not write
+    assert again == texts
 
 
 def test_packing_takes_what_belongs_to_experiments_and_can_be_repeated(tmp_path):
@@ -181,10 +189,13 @@ def test_a_file_that_is_no_packed_experiment_is_named(tmp_path, damage):
         path.write_bytes(path.read_bytes()[:-10])
     else:
         pq.write_table(pa.table({"step": [0]}), path)
-    with pytest.raises(
-        ValueError, match=r"one-smoke\.parquet is not a packed experiment .*: restore it from a copy, or"
-    ):
-        store.runs()
+    store.write(RUN, "finished", ROWS, {})
+    named = r"one-smoke\.parquet is not a packed experiment .*: restore it from a copy, or run one-smoke again"
+    with pytest.warns(UserWarning, match=named):
+        assert [run.run_id for run in store.runs()] == [run_id(RUN)]
+    with pytest.raises(DamagedError, match=r"one-smoke\.parquet is not a .*before packing, set it aside: .* --mend"):
+        store.pack()
+    assert path.exists()
 
 
 # Damage.
@@ -201,8 +212,13 @@ def newer(run):
     """A row that has a field this version does not know, and the id that belongs to it."""
     about = json.loads(run["about"][0].as_py())
     about["specification"]["colour"] = "red"
-    about["identity"] = digest(about["specification"])
-    return run.set_column(0, "identity", [[about["identity"]]]).set_column(1, "about", [[json.dumps(about)]])
+    del about["checksum"]
+    return to_row({**about, "identity": digest(about["specification"])}, ROWS)
+
+
+def ended(run):
+    """A row that says that its run diverged."""
+    return run.set_column(1, "about", [[run["about"][0].as_py().replace('"finished"', '"diverged"')]])
 
 
 def swapped(run):
@@ -215,8 +231,10 @@ def swapped(run):
         ("cut short", r"it cannot be read \(.*\)"),
         ("another file", "it cannot be read"),
         ("another run's", "it is another run's"),
-        ("edited", "its specification is another run's, or was edited"),
-        ("swapped curves", "its curves are another run's, or were changed"),
+        ("edited", r"its specification is another run's \(\w{16}\), or was edited"),
+        ("swapped curves", "it does not match its checksum: it is another run's, or was changed"),
+        ("another end", "it does not match its checksum"),
+        ("other words", "it cannot be read"),
     ],
 )
 def test_a_damaged_run_is_named_and_run_again(tmp_path, damage, wrong):
@@ -232,8 +250,11 @@ def test_a_damaged_run_is_named_and_run_again(tmp_path, damage, wrong):
         path.write_text("{}")
     elif damage == "another run's":
         path.write_bytes((tmp_path / "runs" / f"{run_id(RUN)}.arrow").read_bytes())
+    elif damage == "other words":
+        path.write_bytes(path.read_bytes().replace(b'"status"', b'"stat\xffs"', 1))
     else:
-        feather.write_feather(edited(row, seed=7) if damage == "edited" else swapped(row), path, "uncompressed")
+        changed = {"edited": partial(edited, seed=7), "swapped curves": swapped, "another end": ended}[damage](row)
+        feather.write_feather(changed, path, "uncompressed")
     named = rf"runs/{run.run_id}\.arrow: run {run.run_id} is damaged, {wrong}.*: run its experiment again"
     with pytest.raises(DamagedError, match=named):
         engine.store.read(run.run_id)
@@ -307,3 +328,134 @@ def test_the_command_lists_damage_and_mends_it(tmp_path):
     assert "1 damaged" in said
     assert check("--mend")[0] == 0
     assert check() == (0, "0 damaged\n")
+
+
+def rows_in(path):
+    """The bytes of each group of rows of a packed experiment, and the runs in it."""
+    file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        columns = [file.metadata.row_group(group).column(i) for i in range(file.metadata.num_columns)]
+        end = max(one.data_page_offset + one.total_compressed_size for one in columns)
+        runs = file.read_row_group(group, columns=["identity"])["identity"].to_pylist()
+        yield range(min(one.data_page_offset for one in columns), end), set(runs)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """A store of each kind, and for each of its files the bytes that belong to some runs alone, and those runs."""
+    root = tmp_path_factory.mktemp("stores")
+    for kind in ("loose", "packed"):
+        store = Store(root / kind)
+        runs = [RUN.replace(seed=seed) for seed in range(7)]
+        for run in runs:
+            store.write(run, "finished", ROWS, {"commit": "abc", "load": [0.5, 1.25]})
+        for name, listed in (("one-smoke", runs[:5]), ("two-smoke", runs[4:6])):
+            store.write_experiment(name, {"runs": [run_id(run) for run in listed], "timings": [], "kind": "curves"})
+        if kind == "packed":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(storage, "BATCH", 2)
+                store.pack()
+    (root / "older" / "experiments").mkdir(parents=True)
+    for name in ("tiny-imagenet-resnet", "finalist-rates-ptb-lstm-small"):
+        shutil.copy(EVIDENCE / "experiments" / f"{name}-reduced.parquet", root / "older" / "experiments")
+    places = {}
+    for path in (path for path in root.rglob("*") if path.is_file()):
+        parts = list(rows_in(path)) if path.suffix == ".parquet" else []
+        runs = {path.stem} if path.suffix == ".arrow" else set().union(*(own for _, own in parts))
+        places[path.relative_to(root)] = parts, runs
+    return root, places
+
+
+def whole(store):
+    """What can be read of a store, to the bit, and its manifests."""
+    with warnings.catch_warnings(action="ignore"):
+        runs = {
+            run.run_id: (
+                run.specification,
+                run.status,
+                run.provenance,
+                {k: v.tobytes() for k, v in run.columns.items()},
+            )
+            for run in store.runs()
+        }
+        return runs, store.experiments()
+
+
+def damage(path, parts, runs, chance):
+    """Flip a bit, cut a file short or delete it: the runs that may be lost by that, and whether it leaves a trace."""
+    contents = bytearray(path.read_bytes())
+    at = chance.randrange(len(contents))
+    blow = chance.choices(("flip", "cut", "delete"), (8, 1, 1))[0]
+    if blow == "delete":
+        path.unlink()
+        return runs, False
+    if blow == "flip":
+        contents[at] ^= 1 << chance.randrange(8)
+        runs = next((own for place, own in parts if at in place), runs)
+    path.write_bytes(contents if blow == "flip" else contents[:at])
+    return runs, True
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("trials", [range(300), pytest.param(range(300, 10_300), marks=pytest.mark.nightly)], ids=len)
+def test_what_is_damaged_costs_what_it_held(trials, stores, tmp_path, monkeypatch):
+    """Whatever is damaged, and wherever: it is named, it can be set aside, and all else is used as before."""
+    monkeypatch.setattr(storage, "_sync", lambda path: None)  # a power failure is no part of this
+    root, places = stores
+    before = {kind: whole(Store(root / kind)) for kind in ("loose", "packed", "older")}
+    assert {kind: len(runs) for kind, (runs, _) in before.items()} == {"loose": 7, "packed": 7, "older": 16}
+    seen = 0
+    for trial in trials:
+        chance = random.Random(trial)
+        kind, folder = chance.choice(sorted(before)), tmp_path / str(trial)
+        victim = chance.choice([place for place in sorted(places) if place.parts[0] == kind])
+        shutil.copytree(root / kind, folder)
+        hit, traced = damage(folder.joinpath(*victim.parts[1:]), *places[victim], chance)
+
+        runs, experiments = whole(Store(folder))
+        ours, theirs = before[kind]
+        assert ours.keys() - hit <= runs.keys() <= ours.keys(), (trial, victim)
+        assert theirs.keys() - {victim.stem} <= experiments.keys(), (trial, victim)
+        if kind != "older":  # whose text has no checksum
+            assert all(ours[name] == run for name, run in runs.items()), (trial, victim)
+            assert all(theirs[name] == about for name, about in experiments.items()), (trial, victim)
+        said = Store(folder).check()
+        assert all(line.isprintable() for line in said), (trial, victim)
+        lost = ours.keys() - runs.keys() if traced else ()
+        named = "\n".join(said)
+        assert all(name in named or f"{victim.stem} again" in named for name in lost), (trial, victim, said)
+        assert Store(folder).check(mend=True) == said
+        assert (folder / "damaged").exists() == bool(said)
+        assert Store(folder).check() == [], (trial, victim)
+        assert whole(Store(folder))[0] == runs, (trial, victim)
+        seen += bool(said)
+        shutil.rmtree(folder)
+    assert seen > len(trials) / 2
+
+
+def test_a_row_of_an_older_version_is_read(tmp_path):
+    """One without a checksum, and one with a checksum of its curves alone."""
+    (tmp_path / "experiments").mkdir()
+    older = []
+    for name in ("tiny-imagenet-resnet", "finalist-rates-ptb-lstm-small"):
+        path = shutil.copy(EVIDENCE / "experiments" / f"{name}-reduced.parquet", tmp_path / "experiments")
+        older += [len(json.loads(text).get("checksum", "")) for text in pq.read_table(path)["about"].to_pylist()]
+    assert set(older) == {0, 16}
+    assert Store(tmp_path).check() == []
+    assert len(Store(tmp_path).runs()) == len(older)
+
+
+def test_a_store_grows_in_proportion_to_its_runs(tmp_path):
+    sizes = []
+    for many in (10, 20, 40):
+        store = Store(tmp_path / str(many))
+        runs = [RUN.replace(seed=seed) for seed in range(many)]
+        for run in runs:
+            store.write(run, "finished", ROWS, {"commit": "abc"})
+        store.write_experiment("one-smoke", {"runs": [run_id(run) for run in runs]})
+        loose = sum(path.stat().st_size for path in (tmp_path / str(many)).rglob("*.*"))
+        store.pack()
+        sizes.append((loose, sum(path.stat().st_size for path in (tmp_path / str(many)).rglob("*.*"))))
+    for (loose, packed), (more, twice) in pairwise(sizes):
+        assert more <= 2 * loose
+        assert twice <= 2 * packed

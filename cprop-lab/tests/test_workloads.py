@@ -5,8 +5,10 @@ import pytest
 import torch
 from conftest import REAL
 
+from cprop.optimizers.settings import Settings
 from cprop_lab import workloads
-from cprop_lab.experiments import PRESETS
+from cprop_lab.experiments import EXPERIMENTS, PRESETS
+from cprop_lab.run.names import CPROP_DEFAULTS
 from cprop_lab.run.recipes import RECIPES
 from cprop_lab.run.specification import Specification
 from cprop_lab.run.training import Training
@@ -147,9 +149,16 @@ def test_the_papers_settings():
     assert {k: scaled[k] for k in scaled if k.startswith("cprop_")} == {
         "cprop_beta": 0.999,
         "cprop_c": 1.0,
-        "cprop_eps": 1e-8,
+        "cprop_eps": 0.0,
         "cprop_measure": "normal",
     }
+    papers = EXPERIMENTS["fmnist-fc"].only(["sgd"]).specifications(PRESETS["paper"], {})
+    assert [one.resolved_settings()["cprop_eps"] for one in papers if one.optimizer_name.cprop] == [1e-8] * 3
+
+
+def test_what_cprop_is_not_told_is_as_in_the_library():
+    for name, default in Settings()._asdict().items():
+        assert CPROP_DEFAULTS.get(name, default) == default
 
 
 def test_a_folder_without_the_data_set_is_told(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from cprop_lab.output.tables import Table
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "step.md", *sorted(RESULTS.glob("*.md"))]
 
-DEFAULTS = "0.999 1e-8"  # CProp's beta and eps
+DEFAULTS = "0.999 1e-8"  # CProp's beta, and the paper's eps
 SELECTION = "5,000 150"  # iterations of the runs that select a learning rate; the second on Penn Treebank
 QUICK_START = "3.11 2.6 2.15 2019 0.154 0.185"  # versions, the paper's year, and losses that test_readme.py holds
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import research
 import torch
-from research.averaging import GPACProp
+from research.averaging import GPACProp, ScheduleFreeCProp
 from research.muon import MuonSNR, MuonVS
 from test_figures import figures, legend_of, lines_of, make, specification, store
 from test_peers import lowers_a_loss, trained, two_layers
@@ -14,6 +14,7 @@ from torch import nn
 
 import cprop
 from cprop_lab.run import optimizers
+from cprop_lab.run.names import PAPERS_EPS
 from cprop_lab.run.peers import Muon, groups, orthogonalize
 from cprop_lab.run.specification import Specification
 
@@ -33,7 +34,7 @@ def test_each_is_resumed_to_the_bit(name, tmp_path):
 
 def test_without_an_average_gpa_with_cprop_is_cprop_around_the_optimizer_inside():
     ours, theirs = two_layers(), two_layers()
-    expected = trained(theirs, cprop.CProp(Muon(groups(theirs), lr=0.02, betas=(0.9, 0.999))))
+    expected = trained(theirs, cprop.CProp(Muon(groups(theirs), lr=0.02, betas=(0.9, 0.999)), eps=PAPERS_EPS))
     found = trained(ours, GPACProp(groups(ours), lr=0.02, mu_x=0.0))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -116,3 +117,18 @@ def test_a_rule_of_its_own_that_scales_another_optimizer_is_drawn_as_that_one_wi
     plain, scaled, _ = lines_of(figure.axes[0])
     assert plain.get_color() == scaled.get_color()
     assert (plain.get_linestyle(), scaled.get_linestyle()) == ("--", "-")
+
+
+@pytest.mark.parametrize("optimizer", [GPACProp, ScheduleFreeCProp])
+def test_candidates_keep_the_papers_eps_which_their_committed_runs_had(optimizer):
+    def moved(size):
+        p = nn.Parameter(torch.zeros(100))
+        trained = optimizer([p], lr=1.0, c=1.0, eps=0.0)
+        trained.train()
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(50):
+            p.grad = size * (1 + torch.randn(100, generator=generator))
+            trained.step()
+        return p.detach().abs().mean()
+
+    assert moved(1e-10) < 0.1 * moved(1e-2)

@@ -8,7 +8,8 @@ without a host synchronization.
 from __future__ import annotations
 
 import math
-from typing import Final, TypeAlias
+from numbers import Integral, Real
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ __all__ = [
     "at_least",
     "clamp",
     "divide",
+    "is_fake",
     "lerp",
     "one_minus_power",
+    "plain_number",
     "squarable_or_zero",
 ]
 
@@ -37,13 +40,28 @@ TINY: Final = torch.finfo(torch.float32).tiny
 """Added to denominators that might be zero; negligible next to any other value."""
 
 
+def plain_number(x: Any) -> Any:
+    """A number of another library, such as NumPy's, as one of Python; anything else unchanged.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> plain_number(Fraction(1, 4)), plain_number(True), plain_number("normal")
+        (0.25, True, 'normal')
+    """
+    if type(x) in (float, int, bool) or not isinstance(x, Real):
+        return x
+    return int(x) if isinstance(x, Integral) else float(x)
+
+
 def divide(x: Tensor, by: Number, inverse: Number) -> Tensor:
     """``x / by``, as torch does it for a number; for a tensor, the faster ``x * inverse``."""
     return x * inverse if isinstance(by, Tensor) else x / by
 
 
 def add(x: Tensor, y: Tensor, weight: Number) -> Tensor:
-    """``x + weight * y``."""
+    """``x + weight * y``, as torch does it for a number, also if that is in a tensor that can be read at once."""
+    if isinstance(weight, Tensor) and weight.is_cpu and not is_traced(weight):
+        weight = weight.item()
     return x + weight * y if isinstance(weight, Tensor) else torch.add(x, y, alpha=weight)
 
 
@@ -124,4 +142,9 @@ def squarable_or_zero(x: Tensor) -> Tensor:
 
 def is_traced(x: Tensor) -> bool:
     """Whether a tensor stands for one in a compiled kernel, where other operations are fast."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+    return torch.compiler.is_compiling() or is_fake(x)
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether a tensor has no elements to read, but stands for one that has, as under ``FakeTensorMode``."""
+    return isinstance(x, FakeTensor)

@@ -116,7 +116,7 @@ def at_most(value: float, limit: float) -> str:
 
 def algorithm_1(device: torch.device, way: str) -> str:
     """Scales against Algorithm 1 of the paper, line by line in float64 on the CPU."""
-    beta, eps = 0.999, 1e-8
+    beta = 0.999
     params = parameters(device)
     optimizer = cprop.CPropSGD(params, lr=LR, **settings(way))
     train(optimizer, params)
@@ -128,7 +128,7 @@ def algorithm_1(device: torch.device, way: str) -> str:
             g = gradient(p.shape, step).double()
             m, v, n = beta * m + (1 - beta) * g, beta * v + (1 - beta) * g * g, 1 + beta * n
         m, v = m / ((1 - beta) * n), v / ((1 - beta) * n)
-        sigma = ((v - m * m).clamp(min=0) / (n - 1 + eps)).sqrt() + eps
+        sigma = ((v - m * m).clamp(min=0) / (n - 1)).sqrt()  # epsilon is zero
         expected = torch.erf(m.abs() / sigma / math.sqrt(2)).clamp(max=1)
         worst = max(worst, largest_difference([found], [expected]))
     return at_most(worst, SCALE_LIMIT)

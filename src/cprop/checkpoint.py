@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from numbers import Real
 from typing import Any, Final
 
 import torch
@@ -41,12 +42,14 @@ class CheckpointError(ValueError):
 
 @contextmanager
 def as_checkpoint_errors() -> Iterator[None]:
-    """Turn any exception while reading a checkpoint into a :class:`CheckpointError`."""
+    """Turn any exception while reading a checkpoint into a :class:`CheckpointError`, unless memory ran out."""
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if "DefaultCPUAllocator" in str(error):  # torch has no exception of its own for the memory of a CPU
+            raise
         raise CheckpointError(
             f"the checkpoint does not match this optimizer ({type(error).__name__}: {error}): it is damaged, "
             "or was saved by an optimizer with other settings"
@@ -116,7 +119,7 @@ def check_counter(key: str, saved: Any) -> float:
     """
     if isinstance(saved, Tensor) and saved.numel() != 1:
         raise CheckpointError(f"state {key!r} should be one number, but has shape {tuple(saved.shape)}")
-    if isinstance(saved, bool) or not isinstance(saved, int | float | Tensor):
+    if isinstance(saved, bool) or not isinstance(saved, Real | Tensor):
         raise CheckpointError(f"state {key!r} should be a number, but has type {type(saved).__name__}")
     value = float(saved)
     if not (0 <= value < math.inf):
@@ -150,7 +153,7 @@ def kind(value: Any) -> Any:
         return "number" if value.numel() == 1 else "tensor"
     if isinstance(value, bool):
         return "switch"
-    if isinstance(value, int | float):
+    if isinstance(value, Real):  # NumPy's too
         return "number"
     if isinstance(value, str) or callable(value):
         return "name"

@@ -16,21 +16,24 @@ import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
+from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cprop.arithmetic import Number
-from cprop.measures import Measure, for_cpu_kernels
+from cprop.measures import Measure, for_cpu_kernels, is_built_in, measure_name
 from cprop.rules import Rule, apply
+from cprop.storage import Draw
+from cprop.tracked import values_read
 
 __all__ = [
     "LONG",
-    "Call",
     "Kernel",
     "Packed",
+    "Rounding",
     "Signature",
     "cached",
     "get_kernel",
@@ -46,27 +49,12 @@ Kernel = Callable[..., Any]
 logger: Final = logging.getLogger("cprop")
 
 
-class Call(NamedTuple):
-    """A kernel's arguments besides its tensors: the rule's scalars, and the step."""
-
-    scalars: Any
-    t: Number
-
-
 LONG: Final = 1 << 14
 """Number of elements from which a CPU kernel runs in parallel: waking other threads takes 10 to 50 µs."""
 
+
 _TRACING_LENGTH: Final = 1 << 20
 """Long enough for Inductor to parallelize the loop, unless it is told not to."""
-
-_OPTIONS: Final = {
-    # Allow fused multiply-adds, where there is but one way: see choose_products. Without them a step takes 20 % longer.
-    "cpp.enable_floating_point_contract_flag": "fast",
-    # Kernels ignore shapes: see above.
-    "size_asserts": False,
-    # Kernels are kept on disk by their options: this one changes nothing, and tells those of better_loops apart.
-    "cpp.min_chunk_size": 1024,
-}
 
 
 def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
@@ -109,15 +97,15 @@ def how_many(structure: tuple[Any, ...]) -> int:
 
 
 class Packed(NamedTuple):
-    """A call's numbers in one small tensor, and the structure they belong to."""
+    """A rule's scalars as one small tensor, and the structure they belong to."""
 
     numbers: Tensor
     structure: tuple[Any, ...]
 
 
-def pack(call: Call, dtype: torch.dtype, device: torch.device) -> Packed:
-    """Pack a call for kernels on a device, with scalars of the given dtype."""
-    numbers, structure = flatten(call)
+def pack(scalars: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Packed:
+    """Pack a rule's scalars for kernels on a device, as numbers of the given dtype."""
+    numbers, structure = flatten(scalars)
     return Packed(in_one_tensor(numbers, dtype, device), structure)
 
 
@@ -129,14 +117,23 @@ def in_one_tensor(numbers: Sequence[Number], dtype: torch.dtype, device: torch.d
     return packed if device.type == "cpu" else packed.to(device, non_blocking=True)
 
 
+class Rounding(Enum):
+    """What a kernel needs to know for its random bits, as further arguments."""
+
+    NONE = "nothing"
+    IN_ORDER = "the origin of a draw"
+    SCATTERED = "its positions as well"
+
+
 class Signature(NamedTuple):
     """What the inputs of a kernel have in common, besides the rule."""
 
     names: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
     device: torch.device
-    long: bool
-    """Whether they have at least ``LONG`` elements."""
+    threads: int
+    """How many threads share the elements, on a CPU."""
+    rounding: Rounding = Rounding.NONE
 
     @property
     def number_dtype(self) -> torch.dtype:
@@ -145,14 +142,13 @@ class Signature(NamedTuple):
 
 
 _kernels: dict[Hashable, dict[Hashable, Kernel]] = {}
-_compiling: Final = Lock()
 
 
 def cached(measure: str | Measure, key: Hashable, build: Callable[[], Kernel]) -> Kernel:
     """A kernel from the cache, compiled if it is missing.
 
     A measure may be any callable, even an unhashable one or a method of a large object. So kernels are cached by the
-    measure's identity, and only for its lifetime.
+    measure's identity, and only for its lifetime; and by the values that it reads, which may be edited in mid-training.
 
     Args:
         measure: the measure that the kernel computes.
@@ -160,9 +156,11 @@ def cached(measure: str | Measure, key: Hashable, build: Callable[[], Kernel]) -
         build: compiles the kernel.
     """
     name: Hashable = measure if isinstance(measure, str) else id(measure)
+    if not (isinstance(measure, str) or is_built_in(measure)):
+        key = key, values_read(measure)
     kernels = _kernels.get(name, {})
     if key not in kernels:
-        with _compiling:  # Inductor is not thread-safe
+        with compiling():
             if name not in _kernels and not isinstance(measure, str):
                 try:
                     weakref.finalize(measure, _kernels.pop, name, None)
@@ -170,20 +168,52 @@ def cached(measure: str | Measure, key: Hashable, build: Callable[[], Kernel]) -
                     _kernels[name] = {None: measure}
             kernels = _kernels.setdefault(name, {})
             if key not in kernels:
+                if len(kernels) == _MANY:
+                    logger.warning(
+                        "compiling kernel %d for the measure %s: what it reads changes, and every time takes seconds; "
+                        "fused=False follows without compiling",
+                        _MANY + 1,
+                        measure_name(measure),
+                    )
                 kernels[key] = build()
     return kernels[key]
 
 
+_MANY: Final = 32
+"""Number of kernels from which a measure is probably edited in every step."""
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Hold the lock that every ``torch.compile`` holds: Inductor is not thread-safe, and options are its globals.
+
+    Raises:
+        RuntimeError: if this torch cannot compile kernels.
+    """
+    if reason := unavailable():
+        raise RuntimeError(reason)
+    from torch._dynamo.convert_frame import compile_lock  # here, because it takes a second
+
+    with compile_lock:
+        yield
+
+
 def get_kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], signature: Signature) -> Kernel:
     """A function ``kernel(length, *tensors, numbers)`` that runs a rule and writes its results in place.
+
+    A kernel that rounds has two more arguments: the positions before the numbers, if they are scattered, and the origin
+    after them, both from :class:`cprop.storage.Draw`.
 
     Args:
         rule: the rule to compile.
         flags: its flags: a named tuple with the field ``measure``, or the measure alone.
         structure: the structure of its scalars, from :func:`pack`.
         signature: of its tensors, which are passed in the order of ``signature.names``.
+
+    Raises:
+        RuntimeError: if the kernel does not do what the rule does.
     """
-    names, dtypes, device, long = signature
+    names, dtypes, device, threads, rounding = signature
     measure = getattr(flags, "measure", flags)
 
     def build() -> Kernel:
@@ -192,21 +222,63 @@ def get_kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], signature: Si
         own = own if measure is flags else flags._replace(measure=own)
 
         def run(length: int, *arguments: Tensor) -> tuple[()]:
-            *tensors, numbers = arguments
-            call: Call = unflatten(numbers.unbind(), structure)
-            apply(rule, dict(zip(names, tensors, strict=True)), call.scalars, own, call.t)
+            tensors, others = arguments[: len(names)], list(arguments[len(names) :])
+            draw = None
+            if rounding is not Rounding.NONE:
+                draw = Draw(others.pop()[0], others.pop(0) if rounding is Rounding.SCATTERED else None)
+            apply(rule, dict(zip(names, tensors, strict=True)), unflatten(others[0].unbind(), structure), own, draw)
             return ()
 
+        def example(length: int, some: Callable[..., Tensor]) -> list[Any]:
+            tensors = [some(length, dtype=dtype, device=device) for dtype in dtypes]
+            numbers = some(how_many(structure), dtype=signature.number_dtype, device=device)
+            origin = torch.zeros(4, dtype=torch.int32, device=device)
+            positions = torch.arange(length, dtype=torch.int32, device=device)
+            before, after = [positions] if rounding is Rounding.SCATTERED else [], [origin]
+            return [length, *tensors, *before, numbers, *(after if rounding is not Rounding.NONE else [])]
+
         # Equal sizes become one symbol in the graph, so all lengths equal the first argument.
-        example: list[Any] = [
-            _TRACING_LENGTH,
-            *(vector(device, dtype) for dtype in dtypes),
-            torch.empty(how_many(structure), dtype=signature.number_dtype, device=device),
-        ]
-        return traced(run, example, threads=long)
+        kernel = traced(run, example(_TRACING_LENGTH, torch.empty), threads)
+        if device.type == "cpu":
+            try_out(rule.__name__, kernel, run, partial(example, _TRIED_LENGTH, some_numbers))
+        return kernel
 
     others = None if measure is flags else flags._replace(measure=None)
     return cached(measure, (rule, others, structure, signature), build)
+
+
+_TRIED_LENGTH: Final = 83
+"""Some whole vectors, and a rest."""
+
+
+def some_numbers(length: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Different numbers between 0.1 and 0.9, in no order, that are the same every time."""
+    x = torch.arange(1, length + 1, dtype=torch.float64, device=device)
+    return (x * 0.6180339887498949 % 1 * 0.8 + 0.1).to(dtype)
+
+
+def try_out(name: str, kernel: Kernel, run: Kernel, example: Callable[[], list[Any]]) -> None:
+    """Raise if a new kernel does not compute what it was compiled from, under whichever setting of torch.
+
+    A kernel that returns without writing would count steps and train nothing.
+    """
+    expected, found = example(), example()
+    with torch.no_grad():
+        for i, x in enumerate(expected[1:], 1):  # different tensors, and the same in both
+            if x.is_floating_point():
+                for tensors in (expected, found):
+                    tensors[i] = tensors[i].roll(7 * i)
+        run(*expected)
+        kernel(*found)
+        pairs = [(a, b) for a, b in zip(expected[1:], found[1:], strict=True) if a.is_floating_point()]
+        # A measure may jump: then rounding puts an element on its other side.
+        right = [torch.isclose(a, b, rtol=0.02, atol=0.02, equal_nan=True).double().mean().item() for a, b in pairs]
+    if min(right) < 0.9:
+        raise RuntimeError(
+            f"fused=True compiled a kernel for {name} that does not compute it ({1 - min(right):.0%} of the elements "
+            "of a tensor are wrong): undo what you set for torch's compiler before this step, in "
+            "torch._inductor.config or environment variables that begin with TORCH, or set fused=False"
+        )
 
 
 def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | Measure:
@@ -226,31 +298,32 @@ def unavailable() -> str:
     )
 
 
-def traced(run: Callable[..., Any], example: list[Any], threads: bool) -> Kernel:
+def traced(run: Callable[..., Any], example: list[Any], threads: int) -> Kernel:
     """Compile a function of a length, vectors and one tensor of numbers, for vectors of any length.
 
     Args:
         run: the function.
         example: example arguments: vectors of length :data:`_TRACING_LENGTH`, and the numbers last.
-        threads: whether the kernel may use several threads on a CPU.
+        threads: how many threads the kernel uses on a CPU.
 
     Raises:
         RuntimeError: if this torch cannot do it, or there is no working compiler, or no writable cache folder.
     """
-    if reason := unavailable():
-        raise RuntimeError(reason)
     # These imports take a second, and most programs do not need them.
     import torch._inductor
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    options = {"config_patches": _OPTIONS if threads else {**_OPTIONS, "cpp.threads": 1}}
+    from cprop.inductor import options
+
     try:
-        with torch.no_grad(), better_loops():
+        with compiling(), torch.no_grad():
             graph = make_fx(run, tracing_mode="symbolic")(*example)
             choose_products(graph.graph)
             graph.recompile()
-            return torch._inductor.standalone_compile(graph, example, dynamic_shapes="from_graph", options=options)
+            return torch._inductor.standalone_compile(
+                graph, example, dynamic_shapes="from_graph", options={"config_patches": options(threads)}
+            )
     except Exception as error:
         causes = list(chain_of(error))
         if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
@@ -286,34 +359,6 @@ def choose_products(graph: torch.fx.Graph) -> None:
             for replaced in (node, first):
                 if not replaced.users:
                     graph.erase_node(replaced)
-
-
-@contextmanager
-def better_loops() -> Iterator[None]:
-    """Let Inductor's CPU kernels process two vectors at a time, and reinterpret the bits of a whole vector.
-
-    With one vector at a time, memory waits for a long chain of arithmetic: a step takes a fifth longer. bfloat16 state
-    then fills half a vector, and every load waits for the store before: it takes half as long again. By itself,
-    Inductor copies a vector's elements one by one to reinterpret their bits, as stochastic rounding does.
-    """
-    from torch._inductor.codegen.cpp import CppVecOverrides, TilingSelect
-    from torch._inductor.virtualized import V
-
-    def to_dtype_bitcast(x: Any, dtype: torch.dtype, src_dtype: torch.dtype) -> str:
-        return f"c10::bit_cast<{V.kernel._get_vec_type(dtype)}>({x})"
-
-    def select_tiling(self: Any, *arguments: Any) -> tuple[Any, ...]:
-        factors, *rest = select(self, *arguments)
-        return [2 * factor for factor in factors], *rest
-
-    bitcast, select = CppVecOverrides.to_dtype_bitcast, TilingSelect.select_tiling
-    CppVecOverrides.to_dtype_bitcast = staticmethod(to_dtype_bitcast)  # type: ignore[method-assign]
-    TilingSelect.select_tiling = select_tiling  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        CppVecOverrides.to_dtype_bitcast = bitcast  # type: ignore[method-assign]
-        TilingSelect.select_tiling = select  # type: ignore[method-assign]
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:

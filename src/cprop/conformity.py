@@ -69,7 +69,7 @@ def conformity_scale(
     n: Number,
     *,
     c: Number = 1.0,
-    eps: Number = 1e-8,
+    eps: Number = 0.0,
     measure: str | Measure = "normal",
     a_hat: Tensor | None = None,
 ) -> Tensor:
@@ -89,9 +89,9 @@ def conformity_scale(
         n: effective number of gradients in the means, :math:`(1-\beta^t)/(1-\beta)`.
         c: overconfidence coefficient; larger values trade training speed for generalization, and
             infinity disables the scaling.
-        eps: added to the standard error and to :math:`n - 1`. It is absolute: it slows down elements
-            whose standard error is smaller. Zero makes the scale independent of the gradients'
-            magnitude, if their float32 squares neither underflow nor overflow (about 1e-19 to 1e19).
+        eps: added to the standard error and to :math:`n - 1`. Zero makes the scale independent of the
+            gradients' magnitude, if their float32 squares neither underflow nor overflow (about 1e-19 to
+            1e19). The paper's 1e-8 is absolute: it slows down elements whose standard error is smaller.
         measure: ``"normal"``, ``"student_t"``, ``"logistic"``, ``"relative_rate"``,
             ``"moment_rate"``, or a callable ``moments -> s`` of :class:`Moments`.
         a_hat: bias-corrected running mean of the absolute gradient, for ``"relative_rate"``.

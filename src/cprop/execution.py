@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from cprop import compiled
-from cprop.arithmetic import Number
+from cprop.arithmetic import Number, is_fake
 from cprop.measures import is_built_in
-from cprop.rules import Rule, apply, with_finite_grad, write
-from cprop.sharding import PLAIN, local
-from cprop.storage import load
+from cprop.rules import Rule, apply, rounds, with_finite_grad, write
+from cprop.sharding import PLAIN, local, positions
+from cprop.storage import Draw, load, origins
 from cprop.tensor_list import TensorList
 
-__all__ = ["Implementation", "Job", "choose_implementation", "prepare", "run_all"]
+__all__ = ["Implementation", "Job", "check_implementation", "choose_implementation", "prepare", "run_all"]
 
 logger: Final = logging.getLogger("cprop")
 
@@ -45,7 +45,27 @@ class Job(NamedTuple):
     """One row per parameter, each in the order of ``names``."""
     scalars: Any
     t: Number
-    """The current step."""
+    """The current step, exactly: random bits depend on it."""
+    seeds: Any = ()
+    """A number per row, so that equal parameters are rounded differently; by default, all are zero."""
+
+    def items(self) -> Iterable[tuple[Row, int]]:
+        """The rows with their seeds."""
+        return zip(self.rows, self.seeds or [0] * len(self.rows), strict=True)
+
+    def only(self, items: Sequence[tuple[Row, int]]) -> Job:
+        """The job with some of its rows."""
+        return self._replace(rows=[row for row, _ in items], seeds=[seed for _, seed in items])
+
+    def draw(self, row: Row, seed: int, flat: bool) -> Draw | None:
+        """What a row's random bits depend on; None if it is not rounded.
+
+        Args:
+            row: the row.
+            seed: its seed.
+            flat: whether its tensors are worked on as vectors, in the order of their memory.
+        """
+        return draw_of(row[0], self.t, seed, flat) if rounds(self.names, row) else None
 
 
 class Implementation(Enum):
@@ -58,8 +78,7 @@ class Implementation(Enum):
 
 def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Implementation:
     """The implementation that torch would choose for these parameters and flags."""
-    if foreach and fused:
-        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
+    check_implementation(foreach, fused)
     if fused:
         return Implementation.FUSED
     if foreach is None and fused is None:
@@ -67,6 +86,12 @@ def choose_implementation(params: Sequence[Tensor], foreach: bool | None, fused:
         if not foreach and not torch.compiler.is_compiling() and params and params[0].device.type == "cpu":
             recommend_fused()
     return Implementation.FOREACH if foreach else Implementation.FOR_LOOP
+
+
+def check_implementation(foreach: bool | None, fused: bool | None) -> None:
+    """Raise if two implementations are asked for."""
+    if foreach and fused:
+        raise RuntimeError("foreach=True and fused=True are mutually exclusive: set only one of them")
 
 
 @cache
@@ -82,8 +107,9 @@ def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, implementation: Impleme
     Everything that can fail happens here, such as checking tensors and compiling kernels. So a step either updates
     all parameters or none.
     """
-    if torch.compiler.is_compiling():
-        # The caller compiles the whole step, so run the rule itself.
+    jobs = list(jobs)
+    if torch.compiler.is_compiling() or any(is_fake(job.rows[0][0]) for job in jobs):
+        # The caller traces the whole step, so run the rule itself.
         implementation = Implementation.FOR_LOOP
     if implementation is Implementation.FOREACH and not is_built_in(getattr(flags, "measure", flags)):
         # A list of tensors supports only what rules and built-in measures use.
@@ -131,23 +157,39 @@ SLICE: Final = 1 << 17
 
 def run_for_loop(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule as a for-loop over parameters: the reference implementation."""
-    sliced = is_built_in(getattr(flags, "measure", flags)) and not torch.compiler.is_compiling()
-    for row in job.rows:
+    built_in = is_built_in(getattr(flags, "measure", flags)) and not torch.compiler.is_compiling()
+    for row, seed in job.items():
         inputs = tuple(map(elements, row))
-        for part in slices(inputs) if sliced else (inputs,):
-            apply(rule, dict(zip(job.names, part, strict=True)), job.scalars, flags, job.t)
+        flat = built_in and in_one_order(inputs)
+        draw = job.draw(row, seed, flat)
+        for part, of_part in slices(tuple(map(as_vector, inputs)), draw) if flat else ((inputs, draw),):
+            apply(rule, dict(zip(job.names, part, strict=True)), job.scalars, flags, of_part)
 
 
-def slices(row: Row) -> Iterable[Row]:
-    """A row of large CPU tensors in parts of ``SLICE`` elements; any other row as it is."""
-    if row[0].numel() <= SLICE or row[0].device.type != "cpu" or not in_one_order(row):
-        return (row,)
-    return zip(*(torch.split(as_vector(x), SLICE) for x in row), strict=True)
+def slices(row: Row, draw: Draw | None) -> Iterable[tuple[Row, Draw | None]]:
+    """Vectors on the CPU in parts of ``SLICE`` elements, with the draw of each part; others as they are."""
+    if row[0].numel() <= SLICE or row[0].device.type != "cpu":
+        yield row, draw
+        return
+    for start in range(0, row[0].numel(), SLICE):
+        yield tuple(x[start : start + SLICE] for x in row), draw and draw.part(start, SLICE)
 
 
 def as_vector(tensor: Tensor) -> Tensor:
     """The elements of a dense tensor, in the order of its memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def draw_of(tensor: Tensor, t: Number, seed: int, flat: bool) -> Draw:
+    """What the random bits of a tensor's elements depend on; see :meth:`Job.draw`."""
+    place, shard = positions(tensor), elements(tensor)
+    if isinstance(place, Tensor):
+        return Draw.of(t, seed, positions=as_vector(place) if flat else place)
+    if flat or shard.is_contiguous() or not is_dense(shard):
+        return Draw.of(t, seed, place)
+    in_memory = torch.empty_like(shard, dtype=torch.int32)
+    as_vector(in_memory).copy_(torch.arange(shard.numel(), device=shard.device))
+    return Draw.of(t, seed, place, in_memory)
 
 
 LOOPED: Final = {"cpu"}
@@ -156,24 +198,24 @@ LOOPED: Final = {"cpu"}
 
 def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule on lists of tensors, where the device has kernels for lists."""
-    looped: list[Row] = []
-    alike: defaultdict[Any, list[Row]] = defaultdict(list)
-    for row in job.rows:
+    looped: list[tuple[Row, int]] = []
+    alike: defaultdict[Any, list[tuple[Row, int]]] = defaultdict(list)
+    for row, seed in job.items():
         if row[0].device.type in LOOPED:
-            looped.append(row)
-            continue
-        views = tuple(map(elements, row))
-        if in_one_order(views):
-            views = tuple(map(as_vector, views))
-        alike[(views[0].device, *map(_DTYPE, views))].append(views)
-    run_for_loop(rule, job._replace(rows=looped), flags)
-    for rows in alike.values():
-        run_lists(rule, job._replace(rows=rows), flags)
+            looped.append((row, seed))
+        else:
+            alike[(row[0].device, *map(_DTYPE, row))].append((row, seed))
+    run_for_loop(rule, job.only(looped), flags)
+    for items in alike.values():
+        run_lists(rule, job.only(items), flags)
 
 
 def run_lists(rule: Rule, job: Job, flags: Any) -> None:
     """Run a rule on the columns of a job; each is a list of tensors with the same dtype and device."""
-    stored = dict(zip(job.names, map(list, zip(*job.rows, strict=True)), strict=True))
+    rows = [tuple(map(elements, row)) for row in job.rows]
+    flat = list(map(in_one_order, rows))
+    rows = [tuple(map(as_vector, row)) if as_vectors else row for row, as_vectors in zip(rows, flat, strict=True)]
+    stored = dict(zip(job.names, map(list, zip(*rows, strict=True)), strict=True))
     # A TensorList supports every operation that a rule uses, but is not a Tensor for the type checker.
     working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
     updated = rule(with_finite_grad(working), job.scalars, flags)
@@ -181,9 +223,10 @@ def run_lists(rule: Rule, job: Job, flags: Any) -> None:
     alike = {name for name, column in results.items() if column[0].dtype == stored[name][0].dtype}
     for name in alike:
         torch._foreach_copy_(stored[name], results[name])
-    for i in range(len(job.rows) if alike != results.keys() else 0):
-        others = {name: column[i] for name, column in results.items() if name not in alike}
-        write({name: stored[name][i] for name in others}, others, job.t)
+    if alike != results.keys():
+        for i, (row, seed) in enumerate(job.items()):
+            others = {name: column[i] for name, column in results.items() if name not in alike}
+            write({name: stored[name][i] for name in others}, others, job.draw(row, seed, flat[i]))
 
 
 _DTYPE: Final = attrgetter("dtype")
@@ -197,26 +240,37 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
     packed: dict[Any, compiled.Packed] = {}
     kernels: dict[compiled.Signature, tuple[compiled.Kernel, Tensor]] = {}
     calls: list[Callable[[], object]] = []
-    plain = are_plain(job.rows)
-    for row in job.rows:
+    rounded: defaultdict[torch.device, list[tuple[partial[object], int, int]]] = defaultdict(list)
+    plain, threads = are_plain(job.rows), torch.get_num_threads()
+    for row, seed in job.items():
         inputs = row
         if not plain:
             inputs = tuple(map(elements, row))
             if not in_one_order(inputs):
-                calls.append(partial(run_for_loop, rule, job._replace(rows=[row]), flags))
+                calls.append(partial(run_for_loop, rule, job.only([(row, seed)]), flags))
                 continue
-        count, device = inputs[0].numel(), inputs[0].device
-        long = count >= compiled.LONG or device.type != "cpu"
-        signature = compiled.Signature(job.names, tuple(map(_DTYPE, inputs)), device, long)
+        count, device, dtypes = inputs[0].numel(), inputs[0].device, tuple(map(_DTYPE, inputs))
+        first, rounding = None, compiled.Rounding.NONE
+        if torch.bfloat16 in dtypes and rounds(job.names, inputs):
+            first, rounding = positions(row[0]), compiled.Rounding.IN_ORDER
+            if isinstance(first, Tensor):
+                inputs, first, rounding = (*inputs, first), 0, compiled.Rounding.SCATTERED
+        in_parallel = threads if count >= compiled.LONG and device.type == "cpu" else 1
+        signature = compiled.Signature(job.names, dtypes, device, in_parallel, rounding)
         if signature not in kernels:
             place = (signature.number_dtype, device)
             if place not in packed:
-                packed[place] = compiled.pack(compiled.Call(job.scalars, job.t), *place)
+                packed[place] = compiled.pack(job.scalars, *place)
             numbers, structure = packed[place]
             kernels[signature] = compiled.get_kernel(rule, flags, structure, signature), numbers
         kernel, numbers = kernels[signature]
-        if count:
+        if count and first is None:
             calls.append(partial(kernel, count, *inputs, numbers))
+        elif count:
+            rounded[device].append((partial(kernel, count, *inputs, numbers), seed, cast("int", first)))
+    for device, items in rounded.items():
+        launches, seeds, firsts = zip(*items, strict=True)
+        calls += map(partial, launches, origins(job.t, seeds, firsts, device))
     return partial(run_all, calls)
 
 

@@ -7,15 +7,15 @@ code runs as a for-loop over tensors, over lists of tensors (foreach), or compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias, cast
 
 from torch import Tensor
 
-from cprop.arithmetic import Number, squarable_or_zero
-from cprop.storage import is_rounded, load, random_bits, store
+from cprop.arithmetic import squarable_or_zero
+from cprop.storage import Draw, is_rounded, load, random_bits, store
 
-__all__ = ["GRAD", "MOVED", "PARAM", "Rule", "apply", "rounding_stochastically", "with_finite_grad", "write"]
+__all__ = ["GRAD", "MOVED", "PARAM", "Rule", "apply", "rounding_stochastically", "rounds", "with_finite_grad", "write"]
 
 Rule: TypeAlias = Callable[[Mapping[str, Tensor], Any, Any], dict[str, Tensor]]
 
@@ -26,10 +26,15 @@ MOVED: Final = "moved"
 """The name of a parameter that is rounded stochastically if it is in bfloat16, like state."""
 
 
-def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, t: Number) -> None:
+def apply(rule: Rule, stored: Mapping[str, Tensor], scalars: Any, flags: Any, draw: Draw | None) -> None:
     """Run a rule on stored tensors at compute precision, and write the results back."""
     working = with_finite_grad({name: load(tensor) for name, tensor in stored.items()})
-    write(stored, rule(working, scalars, flags), t)
+    write(stored, rule(working, scalars, flags), draw)
+
+
+def rounds(names: Iterable[str], stored: Iterable[Tensor]) -> bool:
+    """Whether any of these tensors is rounded stochastically, so that writing them needs a draw."""
+    return any(is_rounded(x) and name not in (PARAM, GRAD) for name, x in zip(names, stored, strict=True))
 
 
 def with_finite_grad(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -47,7 +52,7 @@ def with_finite_grad(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, GRAD: squarable_or_zero(tensors[GRAD])} if GRAD in tensors else tensors
 
 
-def write(stored: Mapping[str, Tensor], updated: Mapping[str, Tensor], t: Number) -> None:
+def write(stored: Mapping[str, Tensor], updated: Mapping[str, Tensor], draw: Draw | None) -> None:
     """Write results in place: parameters and gradients rounded as in torch, state according to its format.
 
     All state of an element shares its random bits: each tensor is still rounded without bias, and a hash per tensor
@@ -57,7 +62,7 @@ def write(stored: Mapping[str, Tensor], updated: Mapping[str, Tensor], t: Number
     for name, value in updated.items():
         rounded = name not in (PARAM, GRAD) and is_rounded(stored[name])
         if rounded and noise is None:
-            noise = random_bits(value, t)
+            noise = random_bits(value, cast("Draw", draw))
         store(stored[name], value, noise if rounded else None)
 
 

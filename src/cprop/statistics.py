@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from cprop.arithmetic import Number, addcmul, lerp, one_minus_power
+from cprop.arithmetic import Number, addcmul, lerp, one_minus_power, plain_number
 from cprop.conformity import finite, scale_of
 from cprop.measures import Measure, needs_mean_abs
 from cprop.moments import Corrections, Moments
@@ -63,14 +63,14 @@ def statistics_scalars(group: Mapping[str, Any], t: Number, square_t: Number | N
         t: gradients seen by the mean.
         square_t: gradients seen by the mean square, if that is shared with Adam; ``t`` by default.
     """
-    beta = group["cprop_beta"]
+    beta, c, eps = (plain_number(group[name]) for name in ("cprop_beta", "cprop_c", "cprop_eps"))
     corrections = Corrections.of(
         n=1 + beta * one_minus_power(beta, t - 1) / (1 - beta),
-        eps=group["cprop_eps"],
+        eps=eps,
         b=one_minus_power(beta, t),
         b_v=one_minus_power(beta, t if square_t is None else square_t),
     )
-    c, unbounded = group["cprop_c"], isinstance(group["cprop_c"], Tensor)
+    unbounded = isinstance(c, Tensor)
     c = c if unbounded or math.isinf(c) else finite(c)
     return StatisticsScalars(beta, 1 - beta, c, unbounded, corrections)
 

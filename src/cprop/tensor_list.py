@@ -70,6 +70,8 @@ class TensorList:
         return for_each(func, *args, **kwargs)
 
     def __add__(self, other: Any) -> TensorList:
+        if isinstance(other, Tensor):  # _foreach_add would synchronize to read it
+            return for_each(operator.add, self, other)
         return TensorList(torch._foreach_add(self.tensors, operand(other)))
 
     __radd__ = __add__
@@ -80,7 +82,7 @@ class TensorList:
     __rmul__ = __mul__
 
     def __sub__(self, other: Any) -> TensorList:
-        if isinstance(other, Tensor):  # _foreach_sub would synchronize to read it
+        if isinstance(other, Tensor):  # as for a sum
             return for_each(operator.sub, self, other)
         return TensorList(torch._foreach_sub(self.tensors, operand(other)))
 

@@ -98,8 +98,16 @@ Checkpoints = Annotated[
 TimeLimit = Annotated[
     float | None, typer.Option(min=0, help="Minutes after which to stop, as Ctrl-C does; the same command continues.")
 ]
+WaitForWorkers = Annotated[
+    float, typer.Option(min=0, max=525_600, help="Minutes to wait while a cluster has no machine that can hold a run.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and what it costs.")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdicts to this file.")]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Also write the verdicts to this file, if it is stopped or fails, too."
+    ),
+]
 Eager = Annotated[bool, typer.Option("--eager", help="Do not compile CProp's step: slower, but needs no C++ compiler.")]
 
 
@@ -111,7 +119,7 @@ def plain_errors() -> Iterator[None]:
     codes: dict[type[Exception], int] = {RunsFailedError: 3, ResultsLostError: 4}  # see docs/lab.md
     try:
         yield
-    except SweepInterruptedError:
+    except (SweepInterruptedError, KeyboardInterrupt):
         console.print("Stopped. Finished work is kept; run the same command again to continue.", style="yellow")
         raise typer.Exit(130) from None
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -162,6 +170,7 @@ def _engine(
     gpus: float,
     eager: bool,
     checkpoint_seconds: float | None,
+    wait_for_workers: float,
 ) -> Any:
     from cprop_lab.engine.engine import Engine
     from cprop_lab.engine.live_table import LiveTable
@@ -183,16 +192,16 @@ def _engine(
         checkpoint_seconds=checkpoint_seconds,
         eager=eager,
         progress=LiveTable(console),
+        wait_for_workers=wait_for_workers,
     )
 
 
-def _filled(storage: str, damaged: bool = False) -> Any:
-    """A store to read from; it may be damaged if that is what is looked for."""
+def _filled(storage: str) -> Any:
+    """A store to read from."""
     from cprop_lab.store import Store
 
     store = Store(storage)
-    broken: dict[str, str] = {}
-    if not store.finished(broken if damaged else None) and not broken and not store.experiments():
+    if store.empty():
         raise ValueError(
             f"{storage} holds no results: give --storage a folder that has some, or run an experiment first"
         )
@@ -251,6 +260,7 @@ def run(
     gpus: Gpus = 0.0,
     eager: Eager = False,
     checkpoint_seconds: Checkpoints = None,
+    wait_for_workers: WaitForWorkers = 15.0,
     time_limit: TimeLimit = None,
     dry_run: DryRun = False,
     out: Json = None,
@@ -271,13 +281,15 @@ def run(
             _print_plan(chosen.plan(length, select), lambda run: chosen.run(length, run, select), storage, eager)
             return
         _interruptible(time_limit)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds, wait_for_workers)
         name = f"{experiment}-{preset.value}"
 
         runs: dict[str, Any] = {}
 
+        execute = _recorded(engine, out)
+
         def run_all(specifications: list[Any]) -> list[Any]:
-            done = engine.run(specifications)
+            done = execute(specifications)
             runs.update((one.run_id, one) for one in done)
             return list(done)
 
@@ -289,9 +301,9 @@ def run(
             keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
 
         keep(chosen.run(length, run_all, select, begun, engine.progress))
-        _show(engine.store, name, lambda ids: [runs[one] for one in ids])
         if out is not None:
             _write_verdicts(out, list(runs.values()))
+        _show(engine.store, name, lambda ids: [runs[one] for one in ids])
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
     if preset is PresetName.smoke:
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
@@ -320,13 +332,31 @@ def _print_plan(plan: Any, protocol: Callable[[Any], object], storage: str, eage
         console.print("A search for a learning rate goes on while the best rate is at an end of those tried.")
 
 
-def _write_verdicts(path: Path, runs: Sequence[Any]) -> None:
-    """Verdicts and run ids, for programs."""
+def _recorded(engine: Any, path: Path | None) -> Callable[[list[Any]], list[Any]]:
+    """What executes runs; if it fails or is stopped, it writes the verdicts on those that are finished."""
+    from cprop_lab.engine import SweepInterruptedError
+
+    def execute(specifications: list[Any]) -> list[Any]:
+        wanted = list(engine.by_id(specifications)) if path is not None else []
+        try:
+            return list(engine.run(specifications))
+        except (Exception, KeyboardInterrupt) as error:
+            if path is not None:
+                stopped = isinstance(error, (SweepInterruptedError, KeyboardInterrupt))
+                _write_verdicts(path, engine.store.runs(wanted), "stopped" if stopped else "failed", str(error))
+            raise
+
+    return execute
+
+
+def _write_verdicts(path: Path, runs: Sequence[Any], ended: str = "finished", error: str = "") -> None:
+    """Verdicts and run ids, for programs, and how the command ended."""
     from cprop_lab.analysis.pairs import pairs
     from cprop_lab.analysis.verdict import verdict
 
     verdicts = {name: asdict(verdict(name, pair)) for name, pair in pairs(runs).items()}
-    about = {"command": _command(), "verdicts": verdicts, "runs": sorted(run.run_id for run in runs)}
+    ids = sorted(run.run_id for run in runs)
+    about = {"command": _command(), "ended": ended, "error": error, "verdicts": verdicts, "runs": ids}
     path.write_text(json.dumps(about, indent=2) + "\n")
 
 
@@ -456,6 +486,7 @@ def compare(
     gpus: Gpus = 0.0,
     eager: Eager = False,
     checkpoint_seconds: Checkpoints = None,
+    wait_for_workers: WaitForWorkers = 15.0,
     time_limit: TimeLimit = None,
     dry_run: DryRun = False,
     mix_builds: Annotated[
@@ -497,9 +528,13 @@ def compare(
             )
             return
         _interruptible(time_limit)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds)
+        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds, wait_for_workers)
         engine.one_build = not mix_builds
-        found = comparison.compare(specification, bases, engine.run, seeds, selection_iterations, engine.progress)
+        found = comparison.compare(
+            specification, bases, _recorded(engine, written), seeds, selection_iterations, engine.progress
+        )
+        if written is not None:
+            _write_verdicts(written, found.runs)
         told = any(measured(found.runs, metric) for metric in METRICS)
         panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
         save(curves(found.runs, panels, title=task), out)
@@ -515,8 +550,6 @@ def compare(
             console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
             console.print(final_values(found.runs))
         console.print(f"\nFigure: {out}", highlight=False, soft_wrap=True)
-        if written is not None:
-            _write_verdicts(written, found.runs)
 
 
 @app.command()
@@ -582,15 +615,20 @@ def pack(storage: Storage = "results") -> None:
 def check(
     storage: Annotated[str, typer.Argument(help="A folder, or an address such as s3://bucket/path.")],
     mend: Annotated[
-        bool, typer.Option("--mend", help="Remove what is damaged; the next 'cprop-lab run' runs it again.")
+        bool,
+        typer.Option(
+            "--mend", help="Move what is damaged to the folder damaged/; the next 'cprop-lab run' runs it again."
+        ),
     ] = False,
 ) -> None:
     """Read everything in a storage and list what is damaged: each run's id, its checksum, and that it can be read."""
     with plain_errors():
-        damaged = _filled(storage, damaged=True).check(mend)
+        damaged = _filled(storage).check(mend)
         for line in damaged:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{len(damaged)} damaged" + ", removed unless a newer version's" * (mend and bool(damaged)))
+        console.print(
+            f"{len(damaged)} damaged" + ", moved to damaged/ unless a newer version's" * (mend and bool(damaged))
+        )
     raise typer.Exit(int(bool(damaged) and not mend))
 
 

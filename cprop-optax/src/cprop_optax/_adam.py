@@ -39,7 +39,7 @@ def scale_by_cprop_adam(
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     c: jax.typing.ArrayLike = 1.0,
-    conformity_eps: jax.typing.ArrayLike = 1e-8,
+    conformity_eps: jax.typing.ArrayLike = 0.0,
     measure: str | Measure = "normal",
     *,
     moment_dtype: jax.typing.DTypeLike | None = None,

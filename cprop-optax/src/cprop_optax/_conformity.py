@@ -203,7 +203,7 @@ def conformity_scale(
     n: jax.typing.ArrayLike,
     *,
     c: jax.typing.ArrayLike = 1.0,
-    eps: jax.typing.ArrayLike = 1e-8,
+    eps: jax.typing.ArrayLike = 0.0,
     measure: str | Measure = "normal",
     a_hat: jax.typing.ArrayLike | None = None,
 ) -> jax.Array:
@@ -225,7 +225,8 @@ def conformity_scale(
       n: effective number of gradients in the means, :math:`(1-\beta^t)/(1-\beta)`.
       c: overconfidence coefficient (equation 9); infinity gives a scale of one everywhere.
       eps: added to the standard error and to :math:`n - 1`. Zero makes the scale independent of the
-        gradients' magnitude, if their squares neither underflow nor overflow.
+        gradients' magnitude, if their squares neither underflow nor overflow. The paper's 1e-8 is
+        absolute: it slows down elements whose standard error is smaller.
       measure: ``"normal"``, ``"student_t"``, ``"logistic"``, ``"moment_rate"``,
         ``"relative_rate"``, or a function ``moments -> s`` of :class:`cprop_optax.Moments`.
       a_hat: bias-corrected mean of the absolute gradients, for ``"relative_rate"``.

@@ -22,7 +22,7 @@ def cprop(
     inner: optax.GradientTransformation,
     beta: jax.typing.ArrayLike = 0.999,
     c: jax.typing.ArrayLike = 1.0,
-    eps: jax.typing.ArrayLike = 1e-8,
+    eps: jax.typing.ArrayLike = 0.0,
     measure: str | Measure = "normal",
     *,
     moment_dtype: jax.typing.DTypeLike | None = None,
@@ -65,8 +65,8 @@ def cprop(
       beta: horizon :math:`\beta` of the statistics, in [0, 1); 0.999 looks back about 1,000 steps.
       c: overconfidence :math:`c`, above 0 (equation 9); larger values trade training speed for
         generalization, and infinity disables the scaling.
-      eps: :math:`\epsilon` of the standard error, at least 0. It is absolute: lower it (down to 0) if
-        gradients are below about 1e-6, or it slows down learning.
+      eps: :math:`\epsilon` of the standard error, at least 0. It is absolute: the paper's 1e-8 slows
+        down learning where gradients are below about 1e-6.
       measure: the conformity measure: ``"normal"``, ``"student_t"``, ``"logistic"``,
         ``"moment_rate"``, ``"relative_rate"``, or a function; see :func:`cprop_optax.conformity_scale`.
       moment_dtype: dtype of the statistics; ``None`` for float32, or float64 for float64 parameters.
@@ -127,7 +127,7 @@ def cprop(
 def scale_by_conformity(
     beta: jax.typing.ArrayLike = 0.999,
     c: jax.typing.ArrayLike = 1.0,
-    eps: jax.typing.ArrayLike = 1e-8,
+    eps: jax.typing.ArrayLike = 0.0,
     measure: str | Measure = "normal",
     *,
     moment_dtype: jax.typing.DTypeLike | None = None,

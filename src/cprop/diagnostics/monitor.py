@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cprop.diagnostics.advice import advice
 from cprop.diagnostics.summary import Layer, Sample, layer, over_ranks, sums, together
@@ -93,7 +94,7 @@ class Monitor:
         named = list(self.named_parameters)
         if any(isinstance(entry, Tensor) for entry in named):
             raise TypeError("Monitor needs names: pass model.named_parameters() instead of model.parameters()")
-        self._names = {p: layer_of(name) for name, p in named}
+        self._names = WeakIdKeyDictionary({p: layer_of(name) for name, p in named})
         self._steps = 0
         self._broken: set[int] = set()
         self._not_finite: dict[Tensor, Tensor] = {}

@@ -167,7 +167,8 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
     def run(function: Pass, elements: Sequence[Tensor]) -> Tensor:
         if not fused:
             return function(elements, numbers, group["cprop_measure"])
-        call = get_kernel(function, group["cprop_measure"], len(elements), number >= LONG, numbers.dtype, device)
+        threads = torch.get_num_threads() if number >= LONG else 1
+        call = get_kernel(function, group["cprop_measure"], len(elements), threads, numbers.dtype, device)
         found: tuple[Tensor] = call(len(elements[0]), *elements, numbers)
         return found[0]
 
@@ -184,7 +185,7 @@ Pass: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
 
 
 def get_kernel(
-    function: Pass, measure: str | Measure, tensors: int, threads: bool, dtype: torch.dtype, device: torch.device
+    function: Pass, measure: str | Measure, tensors: int, threads: int, dtype: torch.dtype, device: torch.device
 ) -> compiled.Kernel:
     """One of the functions below as a kernel, for fused optimizers: they have a compiler."""
 

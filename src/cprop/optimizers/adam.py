@@ -174,8 +174,8 @@ class CPropAdam(AdamFamily):
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain Adam.
-        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: lower it (down to 0) if
-            gradients are below about 1e-6.
+        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
+            learning where gradients are below about 1e-6.
         cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
         cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
         cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
@@ -200,7 +200,7 @@ class CPropAdam(AdamFamily):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[Number, Number] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
@@ -212,7 +212,7 @@ class CPropAdam(AdamFamily):
         decoupled_weight_decay: bool = False,
         cprop_beta: float = 0.999,
         cprop_c: float = 1.0,
-        cprop_eps: float = 1e-8,
+        cprop_eps: float = 0.0,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
         cprop_stochastic_rounding: bool = False,
@@ -262,7 +262,7 @@ class CPropAdamW(CPropAdam):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[Number, Number] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
@@ -273,7 +273,7 @@ class CPropAdamW(CPropAdam):
         fused: bool | None = None,
         cprop_beta: float = 0.999,
         cprop_c: float = 1.0,
-        cprop_eps: float = 1e-8,
+        cprop_eps: float = 0.0,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
         cprop_stochastic_rounding: bool = False,

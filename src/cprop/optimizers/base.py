@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from cprop import checkpoint
 from cprop.arithmetic import TINY, Number, at_least, one_minus_power
 from cprop.conformity import scale_of
-from cprop.execution import Implementation, Job
+from cprop.execution import Implementation, Job, draw_of
 from cprop.measures import needs_mean_abs
 from cprop.moments import Moments
 from cprop.optimizers.settings import Settings, settings_of
-from cprop.optimizers.state import count, new_counter, new_state
+from cprop.optimizers.state import count, new_counter, new_state, portable
 from cprop.rules import write
 from cprop.sharding import local, sharded_like
 from cprop.statistics import (
@@ -42,6 +43,8 @@ class ActiveGroup(NamedTuple):
 
     group: dict[str, Any]
     params: list[Tensor]
+    places: list[int]
+    """The place of each parameter among all of the optimizer's: equal parameters are rounded differently by it."""
 
 
 class ConformityOptimizer(Optimizer):
@@ -68,10 +71,11 @@ class ConformityOptimizer(Optimizer):
         """Raise if a setting is out of range, whether from the constructor, a param group or a checkpoint."""
         settings_of(group).check()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a param group, as in torch. It may contain CProp's settings."""
-        self._check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+    @property
+    def _own_state(self) -> Mapping[Tensor, dict[str, Any]]:
+        """The dictionaries that hold the statistics."""
+        own: Mapping[Tensor, dict[str, Any]] = self.state
+        return own
 
     @staticmethod
     @abstractmethod
@@ -105,7 +109,7 @@ class ConformityOptimizer(Optimizer):
         self._apply_edits()
         for group in self.param_groups:
             for p in group["params"]:
-                state = self.state.get(p, {})
+                state = self._own_state.get(p, {})
                 if STEP in state and state[STEP] > 0:
                     yield p, group, self._moments(state, group)
 
@@ -145,6 +149,9 @@ class ConformityOptimizer(Optimizer):
         v_hat = load(tensors[self._square_key(tensors)]) / at_least(h.corrections.b_v, TINY)
         return v_hat.sqrt() * h.corrections.b
 
+    def _complete_groups(self) -> None:
+        """Fill in settings that a group lacks because another optimizer has added or replaced it."""
+
     def _apply_edits(self) -> None:
         """Check settings that were edited since the last step.
 
@@ -152,7 +159,10 @@ class ConformityOptimizer(Optimizer):
         """
         if torch.compiler.is_compiling():
             return
+        self._complete_groups()
         seen: dict[int, tuple[dict[str, Any], Settings]] = self.__dict__.setdefault("_seen", {})
+        for index in range(len(self.param_groups), len(seen)):
+            del seen[index]  # removed groups must not keep their parameters alive
         for index, group in enumerate(self.param_groups):
             settings = settings_of(group)
             known, before = seen.get(index, (None, settings))
@@ -171,14 +181,14 @@ class ConformityOptimizer(Optimizer):
         A mean square shared with the algorithm becomes CProp's own.
         """
         for p in group["params"]:
-            state = self.state.get(p, {})
+            state = self._own_state.get(p, {})
             if STEP not in state or state[STEP] == 0:
                 continue
             k = self._statistics_scalars(state, {**group, "cprop_beta": before, "capturable": False}).corrections
             t = float(state[STEP])
             state[STEP].fill_(steps_at(group["cprop_beta"], t, before))
             if state[STEP] != t:
-                earlier = state.setdefault(EARLIER, new_counter(p, group))
+                earlier = state.setdefault(EARLIER, new_counter(EARLIER, p, group))
                 earlier.add_(t - float(state[STEP]))
             b = one_minus_power(group["cprop_beta"], float(state[STEP]))
             square = state[self._square_key(state)]
@@ -186,7 +196,7 @@ class ConformityOptimizer(Optimizer):
                 state[MEAN_SQUARE] = new_state(p, group)
             converted = {MEAN_SQUARE: load(local(square)) * (b / k.b_v)}
             converted |= {key: load(local(state[key])) * (b / k.b) for key in (MEAN, MEAN_ABS) if key in state}
-            write({key: local(state[key]) for key in converted}, converted, t)
+            write({key: local(state[key]) for key in converted}, converted, draw_of(p, t, 0, flat=False))
 
     def _begin_step(self, closure: Callable[[], float] | None) -> tuple[float | None, list[ActiveGroup]]:
         """Evaluate the closure, if given, and check all gradients before any parameter is updated.
@@ -200,9 +210,10 @@ class ConformityOptimizer(Optimizer):
                 loss = closure()
         self._apply_edits()
         moved = []
+        first = 0
         for index, group in enumerate(self.param_groups):
-            params = []
-            for p in group["params"]:
+            params, places = [], []
+            for place, p in enumerate(group["params"], first):
                 g = p.grad
                 if g is not None:
                     if g.layout is not torch.strided:
@@ -212,7 +223,9 @@ class ConformityOptimizer(Optimizer):
                             "use a separate optimizer for that parameter, such as torch.optim.SparseAdam"
                         )
                     params.append(p)
-            moved.append(ActiveGroup(group, params))
+                    places.append(place)
+            first += len(group["params"])
+            moved.append(ActiveGroup(group, params, places))
         return loss, moved
 
     def _counters(self) -> tuple[str, ...]:
@@ -225,6 +238,7 @@ class ConformityOptimizer(Optimizer):
         states: Mapping[Tensor, dict[str, Any]],
         group: Mapping[str, Any],
         *columns: tuple[tuple[str, ...], Callable[[Tensor], tuple[Tensor, ...]]],
+        places: Sequence[int] = (),
     ) -> list[list[Job]]:
         """Allocate missing state, and group parameters at the same step into jobs.
 
@@ -234,6 +248,7 @@ class ConformityOptimizer(Optimizer):
             group: the group.
             columns: for each rule of the step, the names of its tensors besides the state, and the function that
                 gives them for a parameter.
+            places: the place of each parameter among all.
 
         Returns:
             The jobs of each rule.
@@ -241,7 +256,7 @@ class ConformityOptimizer(Optimizer):
         keys, shared = self._state_keys(group), self._shares_square(group)
         needs_abs = needs_mean_abs(group["cprop_measure"])
         jobs: dict[Any, list[Job]] = {}
-        for p in params:
+        for p, place in zip(params, places or [0] * len(params), strict=True):
             state = states[p]
             fresh = self._allocate(p, state, group, keys, shared)
             if needs_abs:
@@ -255,31 +270,32 @@ class ConformityOptimizer(Optimizer):
             if key not in jobs:
                 square_t = own_t if MEAN_SQUARE in state else t
                 scalars = self._scalars(group, t, fresh, statistics_scalars(group, own_t, square_t))
-                jobs[key] = [Job((*own_names, *names), [], scalars, own_t) for own_names, _ in columns]
+                exact_t = state[STEP] + 1 if isinstance(own_t, Tensor) else own_t
+                seeds: list[int] = []
+                jobs[key] = [Job((*own_names, *names), [], scalars, exact_t, seeds) for own_names, _ in columns]
             tensors = [state[name] for name in names]
             for job, (_, own_tensors) in zip(jobs[key], columns, strict=True):
                 job.rows.append((*own_tensors(p), *tensors))
+            jobs[key][0].seeds.append(place)
         return [[of_rule[index] for of_rule in jobs.values()] for index in range(len(columns))]
 
     def _allocate(
         self, p: Tensor, state: dict[str, Any], group: Mapping[str, Any], keys: tuple[str, ...], shared: bool
     ) -> bool:
         """Allocate a parameter's missing state; return whether any of the algorithm's state is new."""
-        fresh = False
-        for key in keys:
-            if key not in state:
-                state[key] = new_state(p, group)
-                fresh = True
+        new = {key: new_state(p, group) for key in keys if key not in state}
+        fresh = bool(new)
         if self.counts_steps and "step" not in state:
-            state["step"] = new_counter(p, group)
+            new["step"] = new_counter("step", p, group)
         if STEP not in state:
-            state[STEP] = new_counter(p, group)
-            state.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
+            new[STEP] = new_counter(STEP, p, group)
+            new.update({key: new_state(p, group) for key in ((MEAN,) if shared else (MEAN, MEAN_SQUARE))})
         elif not shared and MEAN_SQUARE not in state:
             # The mean square can no longer be shared: CProp's own starts from the shared one.
             k, shared_square = self._statistics_scalars(state, group).corrections, state[self._square_key(state)]
-            state[MEAN_SQUARE] = new_state(p, group)
-            state[MEAN_SQUARE].copy_(load(shared_square) * (k.b / at_least(k.b_v, TINY)))
+            new[MEAN_SQUARE] = new_state(p, group)
+            new[MEAN_SQUARE].copy_(load(shared_square) * (k.b / at_least(k.b_v, TINY)))
+        state.update(new)  # at once, so that Ctrl-C leaves all of it or nothing
         return fresh
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -297,6 +313,7 @@ class ConformityOptimizer(Optimizer):
             for hook in self._optimizer_load_state_dict_pre_hooks.values():
                 replaced = hook(self, state_dict)
                 state_dict = state_dict if replaced is None else replaced
+            self._complete_groups()
             saved = checkpoint.match(state_dict, self.param_groups)
             groups = checkpoint.merge_settings(
                 state_dict["param_groups"], self.param_groups, self.defaults, self._known_settings()
@@ -304,7 +321,7 @@ class ConformityOptimizer(Optimizer):
             for group in groups:
                 self._check(group)
             self._load({**state_dict, "param_groups": groups}, saved)
-            self.__dict__.pop("_seen", None)
+            self.__dict__.get("_seen", {}).clear()
             self._apply_edits()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -317,13 +334,36 @@ class ConformityOptimizer(Optimizer):
         self._apply_edits()
         return super().__getstate__()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._apply_edits()  # so that later edits are noticed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as a dict, as in torch; loadable with ``weights_only=True``.
+
+        If parameters have not had a gradient yet, and the algorithm's state is known, they are saved with zero state,
+        because checkpoint libraries expect the same entries for every parameter. Loading drops these entries again.
+        """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        self._apply_edits()
+        state_dict = portable(self._complete_state(self._packed_state()))
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
+
+    @abstractmethod
+    def _packed_state(self) -> dict[str, Any]:
+        """The state and the groups with numbers for parameters, as in torch, before hooks."""
+
     def _complete_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Add zero state for parameters without a gradient so far, if any other parameter has state."""
         state = state_dict["state"]
         if state:
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
                 for i, p in zip(saved["params"], group["params"], strict=True):
-                    if STEP not in state.get(i, {}) and p.requires_grad:
+                    if STEP not in state.get(i, {}) and p.requires_grad and not is_lazy(p):
                         state[i] = {**state.get(i, {}), **self._placeholder(p, group)}
         return state_dict
 
@@ -331,7 +371,9 @@ class ConformityOptimizer(Optimizer):
         """The zero state of a parameter that has not had a gradient yet."""
         statistics = (MEAN,) if self._shares_square(group) else (MEAN, MEAN_SQUARE)
         keys = (*self._state_keys(group), *statistics)
-        return {key: new_counter(p, group) for key in self._counters()} | {key: new_state(p, group) for key in keys}
+        return {key: new_counter(key, p, group) for key in self._counters()} | {
+            key: new_state(p, group) for key in keys
+        }
 
     @abstractmethod
     def _load(self, state_dict: dict[str, Any], saved: dict[Tensor, dict[str, Any]]) -> None:

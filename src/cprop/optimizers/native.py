@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, overload
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from cprop import checkpoint
 from cprop.arithmetic import Number
-from cprop.execution import Implementation, choose_implementation, prepare, run_all
+from cprop.execution import Implementation, check_implementation, choose_implementation, prepare, run_all
 from cprop.optimizers.base import ConformityOptimizer
-from cprop.optimizers.settings import ROUNDING, check_lr
-from cprop.optimizers.state import count_up, foreign_state, name_measures, read_state
+from cprop.optimizers.settings import ROUNDING, check_lr, refuse_misnamed
+from cprop.optimizers.state import count_up, foreign_state, read_state
 from cprop.rules import GRAD, MOVED, PARAM, rounding_stochastically
 from cprop.statistics import AVERAGES, EARLIER, MEAN, MEAN_SQUARE, STEP, StatisticsScalars
 
@@ -45,6 +46,12 @@ class NativeOptimizer(ConformityOptimizer):
         if "rule" in vars(cls):  # once per class, because kernels are cached by their rule
             cls.rounded_rule = staticmethod(rounding_stochastically(cls.rule))
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, as in torch. It may contain CProp's settings."""
+        refuse_misnamed(param_group, self.defaults)
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
     @abstractmethod
     def _scalars(self, group: Mapping[str, Any], t: Number, fresh: bool, statistics: StatisticsScalars) -> Any: ...
 
@@ -54,10 +61,17 @@ class NativeOptimizer(ConformityOptimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
+        check_implementation(group["foreach"], group["fused"])
         check_lr(group["lr"])
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Perform a single optimization step.
 
         Args:
@@ -68,11 +82,11 @@ class NativeOptimizer(ConformityOptimizer):
         """
         loss, moved = self._begin_step(closure)
         runs: list[Callable[[], None]] = []
-        for group, params in moved:
+        for group, params, places in moved:
             rule, columns = (self.rounded_rule, ROUNDED_COLUMNS) if group[ROUNDING] else (self.rule, COLUMNS)
-            (jobs,) = self._jobs(params, self.state, with_scalar_lr(group), columns)
+            (jobs,) = self._jobs(params, self.state, with_scalar_lr(group), columns, places=places)
             runs += prepare(rule, jobs, self._flags(group), self._implementation(params, group))
-        for _, params in moved:
+        for _, params, _ in moved:
             count_up([self.state[p][counter] for p in params for counter in self._counters()])
         run_all(runs)
         return loss
@@ -111,14 +125,12 @@ class NativeOptimizer(ConformityOptimizer):
         checkpoint.all_or_none(own, (STEP, MEAN) if shared else (STEP, MEAN, MEAN_SQUARE))
         return {**foreign, **{key: read_state(key, value, p, group) for key, value in own.items()}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as a dict, as in torch; loadable with ``weights_only=True``.
-
-        Parameters that have not had a gradient yet are saved with zero state, because checkpoint
-        libraries expect the same entries for every parameter. Loading drops these entries again.
-        """
-        self._apply_edits()
-        return name_measures(self._complete_state(super().state_dict()))
+    def _packed_state(self) -> dict[str, Any]:
+        # torch's method runs the hooks before the state is complete: here it finds none.
+        unhooked = object.__new__(type(self))
+        hooks: dict[str, Any] = {"_optimizer_state_dict_pre_hooks": {}, "_optimizer_state_dict_post_hooks": {}}
+        unhooked.__dict__.update(self.__dict__, **hooks)
+        return Optimizer.state_dict(unhooked)
 
 
 def with_scalar_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:

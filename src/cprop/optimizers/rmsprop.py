@@ -133,7 +133,7 @@ class CPropRMSprop(NativeOptimizer):
         fused: bool | None = None,
         cprop_beta: float = 0.999,
         cprop_c: float = 1.0,
-        cprop_eps: float = 1e-8,
+        cprop_eps: float = 0.0,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
         cprop_stochastic_rounding: bool = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from cprop.statistics import PREFIX
 from cprop.storage import FORMATS
 
 __all__ = [
+    "BARE",
     "ROUNDING",
     "Settings",
     "arguments",
@@ -21,6 +23,7 @@ __all__ = [
     "check_lr",
     "check_non_negative",
     "complete",
+    "refuse_misnamed",
     "require",
     "settings_of",
 ]
@@ -31,7 +34,7 @@ class Settings(NamedTuple):
 
     cprop_beta: float = 0.999
     cprop_c: float = 1.0
-    cprop_eps: float = 1e-8
+    cprop_eps: float = 0.0
     cprop_measure: str | Measure = "normal"
     cprop_state_dtype: str = "float32"
 
@@ -48,8 +51,8 @@ class Settings(NamedTuple):
         )
         require(
             0.0 <= self.cprop_eps < math.inf,
-            f"invalid cprop_eps {self.cprop_eps}: it must be in [0, inf); the paper uses 1e-8, 0 makes the scale "
-            "independent of the gradients' magnitude",
+            f"invalid cprop_eps {self.cprop_eps}: it must be in [0, inf); 0 makes the scale independent of the "
+            "gradients' magnitude, the paper uses 1e-8",
         )
         require(
             self.cprop_state_dtype in FORMATS,
@@ -82,14 +85,18 @@ def check_non_negative(**values: float) -> None:
         require(value >= 0.0, f"invalid {name} {value}: it must be at least 0")
 
 
-def check_betas(betas: tuple[float, float]) -> None:
+def check_betas(betas: tuple[Number, Number]) -> None:
     """Raise if an averaging coefficient is outside [0, 1)."""
     for index, beta in enumerate(betas):
-        require(0.0 <= beta < 1.0, f"invalid betas[{index}] {beta}: it must be in [0, 1)")
+        require(bool(0.0 <= beta < 1.0), f"invalid betas[{index}] {beta}: it must be in [0, 1)")
 
 
 ROUNDING: Final = "cprop_stochastic_rounding"
 """Whether a native optimizer rounds bfloat16 parameters stochastically; the wrapper always does."""
+FLAGS: Final = frozenset({ROUNDING, "cprop_foreach", "cprop_fused"})
+"""Settings that only the native optimizers or only the wrapper have."""
+BARE: Final = frozenset({"beta", "c", "measure", "state_dtype"})
+"""CProp's settings without their prefix, if they mean nothing else."""
 
 COMMON: Final = {
     "maximize": False,
@@ -113,6 +120,25 @@ def arguments(of_constructor: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {name: of_constructor[name] for name in of_constructor if name not in ("self", "params", "__class__")}
     refuse_unknown(defaults.pop("unknown"), defaults)
     return defaults
+
+
+def refuse_misnamed(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise if a param group has a setting of CProp under a wrong name, which would be ignored.
+
+    Any other key may belong to another tool, such as a scheduler's ``initial_lr``.
+
+    Args:
+        group: the group, as it was given.
+        known: the settings that exist, of the algorithm and of CProp.
+    """
+    own = sorted(name for name in known if name.startswith(PREFIX))
+    for name in (name for name in group if isinstance(name, str) and name not in known):
+        # A group of another class of this package may have its flags, but they must not be set.
+        unset = name in FLAGS and not group[name]
+        if name in BARE or (name.startswith(PREFIX) and not unset):
+            meant = get_close_matches(PREFIX + name.removeprefix(PREFIX), own, n=1)
+            instead = f"write {meant[0]}" if meant else f"choose from {', '.join(own)}"
+            raise TypeError(f"unexpected setting {name!r} in a param group: {instead}")
 
 
 def refuse_unknown(options: Mapping[str, Any], known: Collection[str]) -> None:

@@ -77,8 +77,8 @@ class CPropSGD(NativeOptimizer):
             then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         cprop_beta: horizon :math:`\beta` of the statistics.
         cprop_c: overconfidence :math:`c`; infinity gives plain SGD.
-        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: lower it (down to 0) if
-            gradients are below about 1e-6.
+        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
+            learning where gradients are below about 1e-6.
         cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
         cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
         cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
@@ -113,7 +113,7 @@ class CPropSGD(NativeOptimizer):
         fused: bool | None = None,
         cprop_beta: float = 0.999,
         cprop_c: float = 1.0,
-        cprop_eps: float = 1e-8,
+        cprop_eps: float = 0.0,
         cprop_measure: str | Measure = "normal",
         cprop_state_dtype: str = "float32",
         cprop_stochastic_rounding: bool = False,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from cprop.optimizers.base import ConformityOptimizer
 from cprop.sharding import local
+from cprop.statistics import PREFIX
 
 __all__ = ["refuse_unsuitable", "warn_of_weights_in_state"]
 
@@ -54,29 +56,58 @@ def refuse_unsuitable(optimizer: Optimizer) -> None:
         )
 
 
-def warn_of_weights_in_state(inner: Optimizer, moved: Iterable[tuple[Tensor, Tensor]]) -> None:
+def warn_of_weights_in_state(inner: Optimizer, moved: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
     """Warn if an inner optimizer keeps weights in its state, where they are not scaled.
 
     Args:
         inner: the optimizer.
-        moved: parameters after its step, and their values before it.
+        moved: parameters after its step, their values before it, and their gradients.
     """
-    for p, before in islice(moved, 20):  # a few are enough, and each one synchronizes with its device
+    key = None
+    with suppress(Exception):  # a diagnostic must not stop the training, whatever the state consists of
+        key = weights_in_state(inner, moved)
+    if key is not None:
+        warnings.warn(
+            f"{type(inner).__name__} keeps weights in its state ({key!r}), which CProp does not scale: if its "
+            "steps start from them, as MADGRAD's do, CProp has no effect; use another optimizer",
+            stacklevel=5,
+        )
+
+
+def weights_in_state(inner: Optimizer, moved: Iterable[tuple[Tensor, Tensor, Tensor]]) -> str | None:
+    """The first key of an optimizer's state that holds weights; arguments as above."""
+    groups = {p: group for group in inner.param_groups for p in group["params"]}
+    for p, before, g in islice(moved, 20):  # a few are enough, and each one synchronizes with its device
         for key, value in inner.state.get(p, {}).items():
-            if correlation(value, before) > max(0.99, correlation(value, p.grad)):  # the gradient of w^2 is like w
-                warnings.warn(
-                    f"{type(inner).__name__} keeps weights in its state ({key!r}), which CProp does not scale: if its "
-                    "steps start from them, as MADGRAD's do, CProp has no effect; use another optimizer",
-                    stacklevel=5,
-                )
-                return
+            with suppress(Exception):  # a tensor of another class, such as a quantized one, may support next to nothing
+                if not key.startswith(PREFIX) and holds_weights(value, before, g, groups[p]):
+                    return str(key)
+    return None
 
 
-def correlation(value: Any, other: Tensor | None) -> float:
-    """Correlation of a state entry with another tensor over the first elements; zero if it cannot be computed."""
-    if not isinstance(value, Tensor) or other is None or value.shape != other.shape or value.is_meta:
+def holds_weights(value: Any, before: Tensor, g: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether a state entry resembles the weights, and the gradient and its L2 term do not explain why.
+
+    The gradient of w^2 is like w, and so is the L2 term where the gradient is zero or small.
+    """
+    if not isinstance(value, Tensor) or value.shape != before.shape or not value.is_floating_point():
+        return False
+    kept, weights, gradient = map(first_elements, (value, before, g))
+    if correlation(kept, weights) < 0.99 or correlation(kept, gradient) > 0.99:
+        return False
+    copied = bool((kept - weights).norm() <= 1e-3 * weights.norm())
+    # MARS, for one, has its weight decay under another name.
+    decay = sum(float(x) for name, x in group.items() if name.startswith("weight_decay") and x is not None)
+    return copied or correlation(kept, gradient + decay * weights) < 0.99
+
+
+def first_elements(x: Tensor) -> Tensor:
+    """A few elements as a vector, in float64."""
+    return local(x).detach().flatten()[:4096].double()
+
+
+def correlation(x: Tensor, y: Tensor) -> float:
+    """Correlation of two vectors; zero if one of them is constant, or too short to tell."""
+    if len(x) < 8 or x.min() == x.max() or y.min() == y.max():
         return 0.0
-    pair = [local(x).detach().flatten()[:4096] for x in (value, other)]
-    if pair[0].numel() < 8 or not all(map(Tensor.is_floating_point, pair)):
-        return 0.0
-    return float(torch.corrcoef(torch.stack([x.float() for x in pair]))[0, 1].nan_to_num())
+    return float(torch.corrcoef(torch.stack([x, y]))[0, 1].nan_to_num())

@@ -25,7 +25,7 @@ import torch
 from cprop_lab import source, workloads
 from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 from cprop_lab.engine.check import check, trimmed
-from cprop_lab.engine.leases import Leases
+from cprop_lab.engine.leases import ELSEWHERE, Leases
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
@@ -81,6 +81,7 @@ class Engine:
         eager: whether to use no compiled steps.
         one_build: whether all runs, also of several calls, must be of one build of torch.
         progress: notified of how far it is.
+        wait_for_workers: minutes for which a cluster may have no machine that can hold a run.
 
     Example:
         >>> import tempfile
@@ -99,6 +100,7 @@ class Engine:
     eager: bool = False
     one_build: bool = False
     progress: Progress = field(default_factory=Progress)
+    wait_for_workers: float = 15.0
     _builds: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
@@ -113,6 +115,7 @@ class Engine:
             ResultsLostError: if runs ended and left no results.
             MixedBuildsError: if there must be one build of torch, and there are several; before anything is started,
                 unless a cluster's differs.
+            TimeoutError: if a cluster has had no machine that can hold a run for too long.
         """
         wanted = self.by_id(specifications)
         found = {run.run_id: run for run in self.store.runs(wanted)}
@@ -162,13 +165,18 @@ class Engine:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.cpus)
         waiting = deque(missing.items())
+        refused = 0
         try:
             while waiting:
                 name, specification = waiting.popleft()
                 if not leases.take(name):
                     waiting.append((name, specification))  # another driver has it
+                    refused += 1
+                    if refused == len(waiting):
+                        self.progress.waiting(ELSEWHERE)
                     time.sleep(0.5)
                     continue
+                refused = 0
                 try:
                     train(
                         specification,
@@ -213,6 +221,7 @@ class Engine:
             self.retries,
             self.checkpoint_seconds,
             self.progress,
+            self.wait_for_workers,
         )
         if errors := pool.run(missing, leases):
             raise _failed(errors, missing)

@@ -1,7 +1,8 @@
 """Leases: which driver executes which run, where several share a store.
 
 A lease is a file that only one process can create, and that it touches as long as its run goes on. A driver that was
-killed stops touching its leases; they expire, and another takes the runs.
+killed stops touching its leases; they expire, and another takes the runs. Leases that nobody wants are deleted after a
+day.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from uuid import uuid4
 
 from cprop_lab.store import Store
 
-__all__ = ["EXPIRY", "Leases"]
+__all__ = ["ELSEWHERE", "EXPIRY", "Leases"]
 
 EXPIRY: Final = 60.0
 """Seconds after which a lease that was not refreshed is anybody's."""
+LITTER: Final = 24 * 3600.0
+"""Seconds after which a lease is deleted, whoever had it."""
+ELSEWHERE: Final = "waiting for runs that another command has leased; it loses them a minute after it was killed"
+"""What a driver waits for if only leased runs are left."""
 
 
 class Leases:
@@ -43,11 +48,18 @@ class Leases:
     def __init__(self, store: Store) -> None:
         self.folder = store.local("leases")
         self._held: set[Path] = set()
+        self._seen: dict[
+            Path, tuple[float, float]
+        ] = {}  # others' leases: when touched, by their clock; noticed, by ours
         self._lock, self._over = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Leases:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.iterdir():
+                with suppress(FileNotFoundError):  # another driver was quicker
+                    if time.time() - path.stat().st_mtime > LITTER:
+                        path.unlink()
             threading.Thread(target=self._refresh, daemon=True).start()
         return self
 
@@ -61,7 +73,7 @@ class Leases:
         while not self._over.wait(EXPIRY / 4):
             with self._lock:
                 for path in self._held:
-                    with suppress(FileNotFoundError):
+                    with suppress(OSError):  # the next time may succeed; this thread must not end before its driver
                         os.utime(path)
 
     def take(self, name: str) -> bool:
@@ -73,7 +85,7 @@ class Leases:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime < EXPIRY:
+                if not self._expired(path):
                     return False
                 # Of several that see it expired, one can move it away.
                 aside = path.with_name(f".{uuid4().hex}")
@@ -84,6 +96,13 @@ class Leases:
         with self._lock:
             self._held.add(path)
         return True
+
+    def _expired(self, path: Path) -> bool:
+        """Whether a lease's driver has stopped touching it; its clock may be ahead of ours."""
+        touched, now = path.stat().st_mtime, time.monotonic()
+        if self._seen.get(path, (None, now))[0] != touched:
+            self._seen[path] = touched, now
+        return time.time() - touched >= EXPIRY or now - self._seen[path][1] >= EXPIRY
 
     def release(self, name: str) -> None:
         """Give a run back, or say that it has ended."""

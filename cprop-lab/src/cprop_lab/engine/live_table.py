@@ -88,7 +88,9 @@ class LiveTable(Progress):
             self.live.start(refresh=True)
 
     def waiting(self, what: str = "") -> None:
-        """Show what the command is waiting for, with a clock."""
+        """Show what the command is waiting for, with a clock; no run is under way then."""
+        for specification in list(self.rows) if what else ():
+            self._off(specification)
         if what and self.live is None and what not in self.said:
             self.say(what)
             self.said.add(what)

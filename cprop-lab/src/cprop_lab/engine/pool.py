@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import ray
@@ -16,9 +17,8 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cprop_lab.engine.leases import Leases
+from cprop_lab.engine.leases import ELSEWHERE, Leases
 from cprop_lab.engine.progress import Progress
-from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
 from cprop_lab.registry import load
 from cprop_lab.run.evaluation import Evaluation
@@ -114,6 +114,7 @@ class Pool:
         retries: how often a run whose process or node is lost is started again.
         checkpoint_seconds: how much work a loss may cost.
         progress: notified of how far it is.
+        wait_for_workers: minutes for which the cluster may have no machine that can hold a run.
     """
 
     store: str
@@ -124,20 +125,43 @@ class Pool:
     retries: int = 3
     checkpoint_seconds: float | None = None
     progress: Progress = field(default_factory=Progress)
+    wait_for_workers: float = 15.0
+    _without_since: float | None = field(default=None, init=False, repr=False)
 
     def slots(self) -> int:
-        """How many runs the cluster can execute at once.
+        """How many runs the cluster can execute at once; while there are none, says what it waits for.
 
         Raises:
-            ValueError: if not even one.
+            TimeoutError: if there have been none for too long.
         """
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         asked = {kind: amount for kind, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
         # A run does not stretch over two machines.
         fits = sum(min(int(node.get(kind, 0.0) / amount) for kind, amount in asked.items()) for node in nodes)
-        if not fits:
-            room({kind: max((n.get(kind, 0.0) for n in nodes), default=0.0) for kind in asked}, self.cpus, self.gpus)
-        return max(1, fits)
+        if fits:
+            if self._without_since is not None:
+                self._without_since = None
+                self.progress.waiting()
+            return fits
+        most = {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in ("CPU", "GPU")}
+        lacking = (
+            f"a run asks for {self.cpus} CPU cores and {self.gpus:g} GPUs, and no machine of the cluster has more than "
+            f"{most['CPU']:g} and {most['GPU']:g}"
+        )
+        if self._without_since is None:
+            self._without_since = time.monotonic()
+            since = datetime.now()
+            until = since + timedelta(minutes=self.wait_for_workers)
+            self.progress.waiting(
+                f"waiting for workers since {since:%Y-%m-%d %H:%M:%S}, until {until:%Y-%m-%d %H:%M:%S} "
+                f"(--wait-for-workers MINUTES changes this): {lacking}"
+            )
+        elif time.monotonic() - self._without_since > 60 * self.wait_for_workers:
+            raise TimeoutError(
+                f"no worker for {self.wait_for_workers:g} minutes: {lacking}. Finished work is kept; start workers, "
+                "lower --cpus or --gpus, or give --wait-for-workers more minutes, and run the same command again"
+            )
+        return 0
 
     def run(self, runs: Mapping[str, Specification], leases: Leases) -> dict[Specification, str]:
         """Execute runs, by their id, and return the errors of those that failed for good.
@@ -146,6 +170,7 @@ class Pool:
 
         Raises:
             StorageError: if a run cannot store its results.
+            TimeoutError: if the cluster has had no machine that can hold a run for too long.
         """
         store, slots = Store(self.store), self.slots()
         # On the driver's own node: any other may be lost, and the mailbox with it.
@@ -161,6 +186,7 @@ class Pool:
         errors: dict[Specification, str] = {}
         said: set[str] = set()
         looked = time.monotonic()
+        told_of_theirs = False
 
         def failed(name: str, error: str) -> None:
             line = error.splitlines()[-1]
@@ -181,13 +207,17 @@ class Pool:
 
         try:
             while waiting or flying or theirs:
-                while waiting and len(flying) < 2 * slots:
+                # Some even if no worker is there: an autoscaler starts workers for what is waiting.
+                while waiting and len(flying) < 2 * max(1, slots):
                     name = waiting.popleft()
                     if not mine(name):
                         continue
                     where = (self.store, self.mark, self.checkpoint_seconds, self.cpus)
                     flying[task.remote(name, runs[name].to_json(), sources, *where, mailbox)] = name
                 if not flying:
+                    if theirs and not told_of_theirs:
+                        told_of_theirs = True
+                        self.progress.waiting(ELSEWHERE)
                     time.sleep(EVERY)
                 done = ray.wait(list(flying), num_returns=1, timeout=EVERY)[0] if flying else []
                 for one in done:
@@ -216,7 +246,7 @@ class Pool:
                 if time.monotonic() - looked >= EVERY:
                     looked = time.monotonic()
                     slots = self.slots()  # a cluster grows and shrinks
-                    while theirs and len(waiting) < 2 * slots:
+                    while theirs and len(waiting) < 2 * max(1, slots):
                         waiting.append(theirs.popleft())
                     under_way = set(flying.values())
                     for name, row in ray.get(mailbox.empty.remote()).items():

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cprop_lab.experiments import rates, scoreboard
 from cprop_lab.experiments.experiment import Experiment, Variant
 from cprop_lab.experiments.scoreboard import Scoreboard
 from cprop_lab.registry import Registry
+from cprop_lab.run.names import PAPERS_EPS
 from cprop_lab.run.recipes import RECIPES, Setting
 
-__all__ = ["EXPERIMENTS", "WORKLOADS", "register_experiment"]
+__all__ = ["EXPERIMENTS", "WORKLOADS", "at_the_papers_eps", "register_experiment"]
 
 
 def _both(workload: str, *bases: str, **details: Any) -> list[Variant]:
@@ -271,7 +273,18 @@ _SCOREBOARDS: Final = tuple(
     if size == batch_size or workload in ("ptb-transformer", "ptb-gpt")
 )
 
-EXPERIMENTS: Final = Registry("experiment", {e.name: e for e in (*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS)})
+
+def at_the_papers_eps(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """Experiments made when the paper's epsilon was the library's default: with it, their runs keep their ids."""
+    return [
+        replace(experiment, variants=[replace(variant, eps=PAPERS_EPS) for variant in experiment.variants])
+        for experiment in experiments
+    ]
+
+
+EXPERIMENTS: Final = Registry(
+    "experiment", {e.name: e for e in at_the_papers_eps((*_FIGURES, *_SELECTIONS, *_BEYOND, *_SCOREBOARDS))}
+)
 """All experiments: the laboratory's own, and those that modules of your own register."""
 
 

@@ -37,6 +37,7 @@ class Variant:
         places: how many places of the grid its learning rate lies above the selected one; negative if below.
         own_rate: whether a learning rate is selected for it as it is, and not for the optimizer inside.
         lr: its learning rate, if none is selected for it.
+        eps: CProp's epsilon, unless it is the library's default or one of the settings; it is in no name or title.
     """
 
     workload: str
@@ -47,6 +48,7 @@ class Variant:
     places: int = 0
     own_rate: bool = False
     lr: float | None = None
+    eps: float | None = None
 
     def __hash__(self) -> int:
         details = (tuple(sorted(details.items())) for details in (self.settings, self.options))
@@ -73,7 +75,8 @@ class Variant:
         omitted = () if self.own_rate else (*FLAGS, *CPROP_DEFAULTS)
         settings = {k: v for k, v in self.settings.items() if k not in omitted}
         optimizer = self.optimizer if self.own_rate else self.base
-        return Variant(self.workload, optimizer, self.batch_size, settings, self.options, own_rate=self.own_rate)
+        alone = Variant(self.workload, optimizer, self.batch_size, settings, self.options, own_rate=self.own_rate)
+        return replace(alone, eps=self.eps if self.own_rate else None)
 
     def guess(self) -> float:
         """The paper's learning rate, or where the search for one starts."""
@@ -90,6 +93,8 @@ class Variant:
         if self.optimizer_name.base == "adabound":
             # "AdaBound ... shares the final learning rate with SGD" (appendix E).
             settings.setdefault("final_lr", rates.rate(self.workload, "sgd", self.batch_size))
+        if self.optimizer_name.cprop and self.eps is not None:
+            settings.setdefault("cprop_eps", self.eps)
         whole = Specification(
             workload=self.workload,
             optimizer=self.optimizer,

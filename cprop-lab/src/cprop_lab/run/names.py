@@ -19,6 +19,7 @@ __all__ = [
     "FUSED_WRAPPER",
     "KNOBS",
     "LATER",
+    "PAPERS_EPS",
     "START",
     "STATE",
     "OptimizerName",
@@ -42,11 +43,15 @@ FLAGS: Final = ("fused", FUSED_WRAPPER)
 CPROP_DEFAULTS: Final[Mapping[str, Setting]] = {
     "cprop_beta": 0.999,
     "cprop_c": 1.0,
-    "cprop_eps": 1e-8,
+    "cprop_eps": 0.0,
     "cprop_measure": "normal",
     START: 0,
     STATE: "float32",
 }
+"""Those of the library: what a run has that does not say otherwise, such as one of a task of your own."""
+
+PAPERS_EPS: Final = 1e-8
+"""The paper's ``cprop_eps``. It was also the library's default; experiments from then name it and keep their runs."""
 
 LATER: Final = (START, STATE)
 """Of these, a default is not part of a run's id: there were runs before they were settings."""

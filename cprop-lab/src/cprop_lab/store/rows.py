@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +24,18 @@ __all__ = [
     "SCHEMA",
     "DamagedError",
     "Pack",
+    "Rows",
     "Run",
     "as_rows",
     "as_text",
-    "curves_of",
     "kind_of",
+    "manifest_of",
+    "manifest_text",
     "measured",
     "row",
+    "runs_of",
     "to_row",
-    "to_run",
+    "told",
 ]
 
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -58,6 +63,17 @@ ROWS: Final = pa.schema(
     }
 )
 """Runs as rows: the specification and all else as text in ``about``, and the curves as lists."""
+
+
+IDENTITY: Final = re.compile(rb"[0-9a-f]{16}")
+"""A run's id."""
+
+WHOLE: Final = "row:"
+"""Begins a checksum of a whole row; one without it, of an older version, is of the curves alone."""
+
+
+ALWAYS: Final = frozenset({"experiment", "kind", "learning_rates", "panels", "preset", "reduced", "runs", "title"})
+"""What every manifest of an experiment has, also one without a checksum."""
 
 
 class DamagedError(ValueError):
@@ -136,10 +152,11 @@ def row(about: Mapping[str, Any] | str, curves: pa.Table) -> pa.Table:
 
 
 def to_row(about: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> pa.Table:
-    """A run that has ended as a table of one row, with a checksum of its curves."""
+    """A run that has ended as a table of one row, with a checksum of all of it."""
     curves = pa.Table.from_pylist([dict(evaluation) for evaluation in evaluations], schema=SCHEMA)
-    (columns,) = _columns(row(about, curves))
-    return row({**about, "checksum": _checksum(columns)}, curves)
+    plain = json.loads(as_text(about))  # as a reader sees it
+    (columns,) = _columns(row(plain, curves))
+    return row({**plain, "checksum": WHOLE + _checksum(columns, plain)}, curves)
 
 
 def as_rows(table: pa.Table) -> pa.Table:
@@ -169,62 +186,131 @@ def _columns(table: pa.Table) -> Iterator[dict[str, Values]]:
     return (dict(zip(SCHEMA.names, own, strict=True)) for own in zip(*arrays, strict=True))
 
 
-def _checksum(columns: Mapping[str, Values]) -> str:
-    """A digest of a run's curves, however they are stored."""
-    hashed = hashlib.sha256()
+def _checksum(columns: Mapping[str, Values], about: Mapping[str, Any] | None = None) -> str:
+    """A digest of a run's curves, however they are stored, and of what is said about it."""
+    hashed = hashlib.sha256(b"" if about is None else _canonical(about))
     for name in SCHEMA.names:
         hashed.update(columns[name].tobytes())
     return hashed.hexdigest()[:16]
 
 
-def curves_of(table: pa.Table) -> Iterable[Mapping[str, Values] | DamagedError]:
-    """The curves of each row, or what is wrong with them."""
+def _canonical(about: Mapping[str, Any]) -> bytes:
+    return json.dumps(about, sort_keys=True).encode()
+
+
+def _texts(table: pa.Table) -> list[bytes]:
+    """What is said about each row; as bytes, since damaged ones may be no text."""
+    texts: list[bytes] = table["about"].cast(pa.binary()).to_pylist()
+    return texts
+
+
+def runs_of(names: Sequence[str], table: pa.Table) -> Iterator[Run | DamagedError]:
+    """The run of each row, or what is wrong with it."""
     try:
-        return list(_columns(table))
-    except ValueError as error:
-        if len(table) == 1:
-            return [DamagedError(f"its curves cannot be read ({error})")]
-        return [one for row in range(len(table)) for one in curves_of(table.slice(row, 1))]
+        columns = list(_columns(table))
+        texts = _texts(table)
+    except Exception as error:  # damaged rows may raise anything; they are looked for one by one
+        if len(table) > 1:
+            for row, name in enumerate(names):
+                yield from runs_of([name], table.slice(row, 1))
+        else:
+            yield DamagedError(f"its curves cannot be read ({told(error)})", names[0])
+        return
+    for name, text, own in zip(names, texts, columns, strict=True):
+        try:
+            yield _to_run(name, text, own)
+        except DamagedError as error:
+            yield error
 
 
-def to_run(name: str, text: str, columns: Mapping[str, Values] | DamagedError) -> Run:
+def _to_run(name: str, text: bytes, columns: Mapping[str, Values]) -> Run:
     """A run from its row.
 
     Raises:
         DamagedError: if the row is not that run's, or has been changed.
     """
-    if isinstance(columns, DamagedError):
-        raise columns
     try:
         about = json.loads(text)
         stored = dict(about["specification"])
-        if digest(stored) != name or about["identity"] != name:
-            raise DamagedError("its specification is another run's, or was edited")
-        if "checksum" in about and about["checksum"] != _checksum(columns):
-            raise DamagedError("its curves are another run's, or were changed")
+        if (own := digest(stored)) != name or about["identity"] != name:
+            raise DamagedError(f"its specification is another run's ({own}), or was edited", name)
+        checksum = about.pop("checksum", None)
+        whole = isinstance(checksum, str) and checksum.startswith(WHOLE)
+        expected = WHOLE + _checksum(columns, about) if whole else _checksum(columns)
+        if checksum not in (None, expected):
+            raise DamagedError("it does not match its checksum: it is another run's, or was changed", name)
+        status, made = about["status"], about["made"]
+        if status not in get_args(Status) or not isinstance(made, dict):
+            raise DamagedError("how it ended, or how it was made, cannot be read", name)
         for known in ("numerics", "code"):
             stored.pop(known)
         stored.pop("with", None)
-        return Run(name, Specification.from_dict(stored), about["status"], about["made"], columns)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise DamagedError(f"its specification cannot be read ({type(error).__name__}: {error})") from error
     except DamagedError:
         raise
+    except Exception as error:  # damaged text may be anything
+        raise DamagedError(f"its specification cannot be read ({told(error)})", name) from error
+    try:
+        return Run(name, Specification.from_dict(stored), status, made, columns)
     except ValueError as error:  # as its id is right, this is how it was written
-        raise DamagedError(str(error), newer=True) from error
+        raise DamagedError(told(error, kind=False), name, newer=True) from error
+
+
+def told(error: BaseException, kind: bool = True) -> str:
+    """What was raised by damaged bytes, in a line that can be printed."""
+    text = textwrap.shorten(f"{type(error).__name__}: {error}" if kind else str(error), 300)
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 class Pack:
-    """A packed experiment. Runs are read in groups of rows, when they are needed."""
+    """A packed experiment. Runs are read in groups of rows, when they are needed.
+
+    Raises:
+        ValueError: if the file is another.
+
+    Attributes:
+        about: its manifest; None if it has none, or a damaged one.
+        rows: where each run is.
+        wrong: what is damaged beside those runs, in words.
+    """
 
     def __init__(self, path: str, file: pq.ParquetFile, stamp: tuple[int, int]) -> None:
         self.path, self.file, self.stamp = path, file, stamp
-        self.about: dict[str, Any] = json.loads((file.schema_arrow.metadata or {})[b"experiment"])
-        groups = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+        if missing := [name for name in ROWS.names if name not in file.schema_arrow.names]:
+            raise ValueError(f"it has no column {missing[0]!r}")
+        self.wrong: list[str] = []
+        self.about: dict[str, Any] | None = None
+        try:
+            text = (file.metadata.metadata or {}).get(b"experiment")
+            self.about = None if text is None else manifest_of(text)
+        except DamagedError as error:
+            self.wrong.append(f"its manifest is damaged, {error}")
+        groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         self.starts = np.cumsum([0, *groups])
-        self.rows = {name: row for row, name in enumerate(file.read(["identity"])["identity"].to_pylist())}
+        self.rows: dict[str, int] = {}
+        for group, size in enumerate(groups):
+            names = self._names(group, size)
+            self.rows.update((name, int(self.starts[group]) + row) for row, name in enumerate(names) if name)
+            if lost := names.count("") + size - len(names):
+                where = f"its rows {self.starts[group]} to {self.starts[group + 1] - 1}"
+                self.wrong.append(f"{lost} runs, in {where}, cannot be read, nor their ids")
 
-    def read(self, names: Iterable[str]) -> Iterator[tuple[Sequence[str], pa.Table | DamagedError]]:
+    def _names(self, group: int, size: int) -> list[str]:
+        """The ids of a group's rows; from what is said about each if the column is damaged, empty if that is too."""
+        try:
+            table = self.file.read_row_group(group, columns=["identity"])
+            names = [value.decode() for value in table["identity"].cast(pa.binary()).to_pylist()]
+            if len(names) == size and all(IDENTITY.fullmatch(name.encode()) for name in names):
+                return names
+        except Exception:  # pyarrow raises a dozen kinds for damaged bytes
+            names = []
+        try:
+            texts = _texts(self.file.read_row_group(group, columns=["about"]))
+        except Exception:
+            return []
+        found = (re.search(rb'"identity": "(%s)"' % IDENTITY.pattern, text or b"") for text in texts[:size])
+        return [match[1].decode() if match else "" for match in found]
+
+    def read(self, names: Iterable[str]) -> Iterator[Rows]:
         """Some runs, one group of rows after the other."""
         rows = sorted((self.rows[name], name) for name in names)
         groups = np.searchsorted(self.starts, [row for row, _ in rows], side="right") - 1
@@ -234,9 +320,13 @@ class Pack:
             try:
                 table = self.file.read_row_group(group, columns=ROWS.names)
                 found = as_rows(table.take([row - int(self.starts[group]) for row, _ in chosen]))
-            except (OSError, ValueError) as error:
-                found = DamagedError(f"its rows from {self.starts[group]} on cannot be read ({error})")
-            yield [name for _, name in chosen], found
+            except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
+                found = DamagedError(f"its rows from {self.starts[group]} on cannot be read ({told(error)})")
+            yield [name for _, name in chosen], found, self
+
+
+Rows = tuple[Sequence[str], pa.Table | DamagedError, Pack | None]
+"""The ids of some runs, their rows or what is wrong with all of them, and the packed experiment that they are from."""
 
 
 def as_text(about: Mapping[str, Any]) -> str:
@@ -244,7 +334,32 @@ def as_text(about: Mapping[str, Any]) -> str:
     return json.dumps(dict(about), indent=2) + "\n"
 
 
-def kind_of(text: str) -> tuple[str, str]:
-    """The workload and the optimizer of a run."""
-    specification = json.loads(text)["specification"]
-    return specification["workload"], specification["optimizer"]
+def manifest_text(about: Mapping[str, Any]) -> str:
+    """An experiment's manifest as it is stored: with a checksum."""
+    plain = json.loads(as_text(about))  # as a reader sees it
+    return as_text({**plain, "checksum": hashlib.sha256(_canonical(plain)).hexdigest()[:16]})
+
+
+def manifest_of(text: bytes) -> dict[str, Any]:
+    """An experiment's manifest.
+
+    Raises:
+        DamagedError: if it cannot be read, or was changed.
+    """
+    try:
+        about = json.loads(text)
+        checksum = about.pop("checksum", None)
+        # Older versions wrote none.
+        whole = hashlib.sha256(_canonical(about)).hexdigest()[:16] == checksum if checksum else about.keys() >= ALWAYS
+    except Exception as error:  # damaged text may be anything
+        raise DamagedError(f"it cannot be read ({told(error)})") from error
+    if not whole:
+        raise DamagedError("it does not match its checksum" if checksum else "it lacks what every manifest has")
+    found: dict[str, Any] = about
+    return found
+
+
+def kind_of(table: pa.Table) -> list[tuple[str, str]]:
+    """The workload and the optimizer of each row's run."""
+    found = (json.loads(text)["specification"] for text in _texts(table))
+    return [(specification["workload"], specification["optimizer"]) for specification in found]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import socket
@@ -30,14 +29,16 @@ from cprop_lab.store.rows import (
     SCHEMA,
     DamagedError,
     Pack,
+    Rows,
     Run,
     as_rows,
-    as_text,
-    curves_of,
     kind_of,
+    manifest_of,
+    manifest_text,
     row,
+    runs_of,
     to_row,
-    to_run,
+    told,
 )
 
 __all__ = ["Manifest", "StorageError", "Store"]
@@ -58,6 +59,15 @@ CONNECTIONS: Final = 32
 """Files that are read at the same time from storage that is not a disk: most of the time goes into waiting."""
 
 
+ASIDE: Final = "damaged"
+"""The folder of what was damaged; nothing reads it."""
+
+SUFFIXES: Final = (".json", ".parquet", ".arrow")
+"""Of a run's own files, in this version's format and the older one."""
+
+MARKED_FOR: Final = 30 * 24 * 3600.0
+"""Seconds after which a mark is deleted, in case its driver was killed."""
+
 SEEN_WITHIN: Final = 5.0
 """Seconds after which what one machine has written is seen by all."""
 
@@ -74,6 +84,16 @@ def _sync(path: str) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _again(error: DamagedError, what: str = "its experiment") -> str:
+    """What is said of a damaged run; one of a newer version says itself what to do."""
+    return str(error) if error.newer else f"{error}: run {what} again"
+
+
+def _members(about: Manifest) -> list[str]:
+    """The runs that an experiment's manifest lists."""
+    return [*about["runs"], *about.get("timings", ())]
 
 
 class Store:
@@ -99,6 +119,7 @@ class Store:
         self._disk = isinstance(self._files, fs.LocalFileSystem)
         self._own: dict[str, str] = {}  # runs with a file of their own, and its suffix
         self._packs: dict[str, Pack] = {}
+        self._broken: dict[str, str] = {}  # packed experiments that cannot be opened, and what is wrong with each
         self._pack_of: dict[str, Pack] = {}
 
     # Files that are there as a whole or not at all, on a disk and in an object store.
@@ -169,36 +190,42 @@ class Store:
         with suppress(FileNotFoundError):
             self._files.delete_file(self._path(name))
 
-    def _open_packs(self, broken: dict[str, str] | None = None) -> None:
+    def _set_aside(self, *names: str) -> None:
+        """Move files to where nothing reads them."""
+        for name in names:
+            folder = f"{ASIDE}/{name}".rpartition("/")[0]
+            self._files.create_dir(self._path(folder))
+            with suppress(FileNotFoundError):
+                self._files.move(self._path(name), self._path(f"{ASIDE}/{name}"))
+
+    def _open_packs(self) -> None:
         """Find the packed experiments; those that have not changed stay open."""
-        known, self._packs, self._pack_of = self._packs, {}, {}
+        known, self._packs, self._pack_of, self._broken = self._packs, {}, {}, {}
         for name, _, info in sorted(self._found("experiments", ".parquet"), key=lambda found: found[0]):
             stamp = (info.mtime_ns, info.size)
             pack = known.get(name)
             if pack is None or pack.stamp != stamp:
                 try:
-                    pack = Pack(info.path, pq.ParquetFile(self._files.open_input_file(info.path)), stamp)
-                except (OSError, ValueError, KeyError) as error:
-                    wrong = f"{info.path} is not a packed experiment ({error}): restore it from a copy, or delete it"
-                    if broken is None:
-                        raise ValueError(wrong) from error
-                    broken[name] = wrong
+                    opened = self._files.open_input_file(info.path)
+                    pack = Pack(info.path, pq.ParquetFile(opened, page_checksum_verification=True), stamp)
+                except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
+                    self._broken[name] = f"{info.path} is not a packed experiment ({told(error)})"
                     continue
             self._packs[name] = pack
             self._pack_of.update(dict.fromkeys(pack.rows, pack))
 
     # Runs.
 
-    def finished(self, broken: dict[str, str] | None = None) -> set[str]:
-        """The ids of all finished runs.
+    def empty(self) -> bool:
+        """Whether nothing is stored, neither whole nor damaged."""
+        return not self.finished() and not self._broken and not self._manifests()
 
-        Raises:
-            ValueError: if a packed experiment is damaged, unless what is broken is to be collected, by name.
-        """
+    def finished(self) -> set[str]:
+        """The ids of all finished runs; what is stored of one may be damaged."""
         # In this order, as packing writes before it deletes: a run that moves meanwhile is seen.
         found = sorted(self._found("runs", ".json", ".arrow"), key=lambda file: file[1], reverse=True)
         self._own = {name: suffix for name, suffix, _ in found}  # of a run that has both, .arrow is the newer
-        self._open_packs(broken)
+        self._open_packs()
         return {*self._own, *self._pack_of}
 
     def write(
@@ -222,15 +249,16 @@ class Store:
         try:
             if not old:
                 table = as_rows(pa.ipc.open_file(pa.BufferReader(contents)).read_all())
+                table.validate(full=True)  # else damaged offsets may point anywhere in memory
             elif (curves := self._read(f"runs/{name}.parquet")) is None:
                 return DamagedError(f"{name}.parquet, its curves, is missing")
             else:
                 table = row(contents.decode(), pq.ParquetFile(pa.BufferReader(curves)).read().cast(SCHEMA))
-        except (OSError, ValueError, KeyError) as error:
-            return DamagedError(f"it cannot be read ({error})")
-        return table if table["identity"].to_pylist() == [name] else DamagedError("it is another run's")
+            return table if table["identity"].to_pylist() == [name] else DamagedError("it is another run's")
+        except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
+            return DamagedError(f"it cannot be read ({told(error)})")
 
-    def _tables(self, names: Iterable[str]) -> Iterator[tuple[Sequence[str], pa.Table | DamagedError]]:
+    def _tables(self, names: Iterable[str]) -> Iterator[Rows]:
         """The rows of finished runs, some at a time, with a file of their own or packed; sorted from batch to batch."""
         ordered = sorted(names)
         for first in range(0, len(ordered), BATCH):
@@ -239,8 +267,8 @@ class Store:
             found = dict(zip(own, self._each(self._loose, own), strict=True))
             tables = {name: table for name, table in found.items() if isinstance(table, pa.Table)}
             if tables:
-                yield list(tables), pa.concat_tables(tables.values())
-            yield from (([name], error) for name, error in found.items() if isinstance(error, DamagedError))
+                yield list(tables), pa.concat_tables(tables.values()), None
+            yield from (([name], error, None) for name, error in found.items() if isinstance(error, DamagedError))
             packs: dict[Pack, list[str]] = {}
             for name in batch:
                 if found.get(name) is None and name in self._pack_of:  # also one that was packed just now
@@ -248,35 +276,40 @@ class Store:
             for pack, members in packs.items():
                 yield from pack.read(members)
 
-    def _runs(self, names: Iterable[str]) -> Iterator[Run | DamagedError]:
-        """Finished runs, in any order, and what is damaged."""
-        for batch, table in self._tables(names):
-            if isinstance(table, DamagedError):
-                yield from (self._damaged(name, table) for name in batch)
-                continue
-            for name, text, columns in zip(batch, table["about"].to_pylist(), curves_of(table), strict=True):
-                try:
-                    yield to_run(name, text, columns)
-                except DamagedError as error:
-                    yield self._damaged(name, error)
+    def _from(self, rows: Iterable[Rows]) -> Iterator[Run | DamagedError]:
+        """The runs of rows, in any order, and what is damaged, with the file's name."""
+        for names, table, pack in rows:
+            found = [table] * len(names) if isinstance(table, DamagedError) else runs_of(names, table)
+            for name, one in zip(names, found, strict=True):
+                if isinstance(one, Run):
+                    yield one
+                    continue
+                path = self._path(f"runs/{name}{self._own.get(name)}") if pack is None else pack.path
+                wrong = f"cannot be read, {one}: install that version" if one.newer else f"is damaged, {one}"
+                yield DamagedError(f"{path}: run {name} {wrong}", name, one.newer)
 
-    def _damaged(self, name: str, error: DamagedError) -> DamagedError:
-        """The same error, with the file's name and what to do."""
-        path = self._path(f"runs/{name}{self._own[name]}") if name in self._own else self._pack_of[name].path
-        if error.newer:
-            return DamagedError(f"{path}: run {name} cannot be read, {error}: install that version", name, newer=True)
-        return DamagedError(f"{path}: run {name} is damaged, {error}: run its experiment again", name)
+    def _runs(self, names: Iterable[str]) -> Iterator[Run | DamagedError]:
+        """Finished runs, in any order, each from a copy that is whole; what is damaged, if there is none."""
+        damaged: dict[str, DamagedError] = {}
+        for one in self._from(self._tables(names)):
+            if isinstance(one, Run):
+                yield one
+            else:
+                damaged[one.run] = one
+        for pack in self._packs.values() if damaged else ():
+            for one in self._from(pack.read(damaged.keys() & pack.rows.keys())):
+                if isinstance(one, Run):
+                    del damaged[one.run_id]
+                    yield one
+        yield from damaged.values()
 
     def find(self, name: str) -> Run | None:
         """A run that has a file of its own, by one lookup; None if there is none, or it is damaged."""
         table = self._loose(name)
         if not isinstance(table, pa.Table):
             return None
-        try:
-            (columns,) = curves_of(table)
-            return to_run(name, table["about"][0].as_py(), columns)
-        except DamagedError:
-            return None
+        (found,) = runs_of([name], table)
+        return found if isinstance(found, Run) else None
 
     def read(self, name: str) -> Run:
         """A finished run.
@@ -289,17 +322,19 @@ class Store:
             raise FileNotFoundError(f"{self.address} holds no finished run {name}: run its experiment first")
         (found,) = self._runs([name])
         if isinstance(found, DamagedError):
-            raise found
+            raise DamagedError(_again(found), name, found.newer)
         return found
 
     def runs(self, names: Iterable[str] | None = None) -> list[Run]:
-        """Finished runs: those named that are there, or all; a damaged one is not, and is warned of."""
+        """Finished runs: those named that are there, or all; what is damaged is left out, and warned of."""
         present = self.finished()
+        for wrong in self._damaged_files():
+            warnings.warn(wrong, stacklevel=2)
         wanted = sorted(present) if names is None else list(names)
         found = {}
         for one in self._runs(present.intersection(wanted)):
             if isinstance(one, DamagedError):
-                warnings.warn(str(one), stacklevel=2)
+                warnings.warn(_again(one), stacklevel=2)
             else:
                 found[one.run_id] = one
         return [found[name] for name in wanted if name in found]
@@ -315,6 +350,9 @@ class Store:
         """
         name = f"marks/{uuid4().hex}"
         self._write(name, b"The driver of a sweep was here.\n")
+        for info in self._files.get_file_info(fs.FileSelector(self._path("marks"))):
+            if info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > MARKED_FOR:
+                self._delete(f"marks/{info.base_name}")
         try:
             yield name
         finally:
@@ -370,40 +408,89 @@ class Store:
 
     def write_experiment(self, name: str, manifest: Manifest) -> None:
         """Keep an experiment's manifest: which runs it consists of."""
-        self._write(f"experiments/{name}.json", as_text(manifest).encode())
+        self._write(f"experiments/{name}.json", manifest_text(manifest).encode())
+
+    def _manifests(self) -> dict[str, dict[str, Any] | DamagedError]:
+        """The manifests that have a file of their own, and those that are damaged."""
+        loose = [name for name, _, _ in self._found("experiments", ".json")]
+        found: dict[str, dict[str, Any] | DamagedError] = {}
+        for name, text in zip(loose, self._each(self._read, [f"experiments/{n}.json" for n in loose]), strict=True):
+            try:
+                found |= {} if text is None else {name: manifest_of(text)}
+            except DamagedError as error:
+                path = self._path(f"experiments/{name}.json")
+                found[name] = DamagedError(f"{path}: a manifest is damaged, {error}: run {name} again")
+        return found
+
+    def _experiments(self, manifests: Mapping[str, dict[str, Any] | DamagedError]) -> dict[str, dict[str, Any]]:
+        packed = {name: pack.about for name, pack in self._packs.items() if pack.about is not None}
+        whole = {name: about for name, about in manifests.items() if not isinstance(about, DamagedError)}
+        return dict(sorted((packed | whole).items()))
 
     def experiments(self) -> dict[str, dict[str, Any]]:
-        """All experiments that were run, by name and preset."""
-        loose = [name for name, _, _ in self._found("experiments", ".json")]
-        texts = self._each(self._read, [f"experiments/{name}.json" for name in loose])
+        """All experiments that were run, by name and preset; a damaged manifest is left out, and warned of."""
         self._open_packs()
-        found = {name: pack.about for name, pack in self._packs.items()}
-        for name, text in zip(loose, texts, strict=True):
-            try:
-                found |= {name: json.loads(text)} if text else {}
-            except ValueError as error:
-                path = self._path(f"experiments/{name}.json")
-                raise ValueError(f"{path} is damaged ({error}): delete it, and run the experiment again") from error
-        return dict(sorted(found.items()))
+        manifests = self._manifests()
+        for error in manifests.values():
+            if isinstance(error, DamagedError):
+                warnings.warn(str(error), stacklevel=2)
+        return self._experiments(manifests)
+
+    def _damaged_files(self) -> Iterator[str]:
+        """What is wrong with packed experiments, beside the runs that are known to be in them."""
+        for name, wrong in self._broken.items():
+            yield f"{wrong}: restore it from a copy, or run {name} again"
+        for name, pack in self._packs.items():
+            missing = set(_members(pack.about or {"runs": ()})) - self._own.keys() - self._pack_of.keys()
+            lost = f", of which these are not stored: {', '.join(sorted(missing))}" * bool(missing)
+            yield from (f"{pack.path}: {wrong}: run {name} again{lost}" for wrong in pack.wrong)
 
     def check(self, mend: bool = False) -> list[str]:
-        """Read all that is stored, and say what is damaged.
+        """Read all that is stored, every copy, and say what is damaged and which runs it costs.
 
         Args:
-            mend: whether to remove what is damaged, so that it is run again. What a newer version wrote is left alone.
+            mend: whether to set aside what is damaged, in the folder :data:`ASIDE`, so that it is run again. What a
+                newer version wrote is left alone.
         """
-        broken: dict[str, str] = {}
-        damaged = [one for one in self._runs(self.finished(broken)) if isinstance(one, DamagedError)]
+        self.finished()
+        manifests = self._manifests()
+        whole: set[str] = set()
+        damaged: dict[Pack | None, list[DamagedError]] = {}
+
+        def read(pack: Pack | None, rows: Iterable[Rows]) -> None:
+            for one in self._from(rows):
+                if isinstance(one, Run):
+                    whole.add(one.run_id)
+                else:
+                    damaged.setdefault(pack, []).append(one)
+
+        read(None, (rows for rows in self._tables(self._own) if rows[2] is None))
+        for pack in self._packs.values():
+            read(pack, pack.read(pack.rows))
+        experiments = self._experiments(manifests)
+        said = [str(error) for error in manifests.values() if isinstance(error, DamagedError)]
+        said += self._damaged_files()
+        listed = {run: name for name, about in experiments.items() for run in _members(about)}
+        for one in (one for errors in damaged.values() for one in errors):
+            copy = f"{one}: another copy of it is whole"
+            said.append(copy if one.run in whole else _again(one, listed.get(one.run, "its experiment")))
         if mend:
-            for name in broken:
-                self._delete(f"experiments/{name}.parquet")
-            lost = {one.run for one in damaged if not one.newer}
-            own = lost & self._own.keys()
+            for name, about in manifests.items():
+                if isinstance(about, DamagedError):
+                    self._set_aside(f"experiments/{name}.json")
+            for name in self._broken:
+                self._set_aside(f"experiments/{name}.parquet")
             for name, pack in self._packs.items():
-                if bad := {run for run in lost - own if self._pack_of[run] is pack}:  # others may have a good copy
-                    self._pack(name, pack.about, pack.rows.keys() - bad)
-            list(self._each(self._delete_run, sorted(own)))
-        return [*broken.values(), *map(str, damaged)]
+                bad = {one.run for one in damaged.get(pack, ()) if not one.newer}
+                if bad or pack.wrong:
+                    file = f"experiments/{name}.parquet"
+                    self._files.create_dir(self._path(f"{ASIDE}/experiments"))
+                    self._files.copy_file(self._path(file), self._path(f"{ASIDE}/{file}"))
+                    self._pack(name, pack.about, pack.read(pack.rows.keys() - bad))
+            for one in damaged.get(None, ()):
+                if not one.newer:
+                    self._set_aside(*(f"runs/{one.run}{suffix}" for suffix in SUFFIXES))
+        return said
 
     def pack(self) -> dict[str, int]:
         """Put each experiment into one Parquet file with one row per run, to commit or to pass on.
@@ -414,18 +501,27 @@ class Store:
 
         Returns:
             How many runs each file has, by the experiment's name and preset.
+
+        Raises:
+            DamagedError: if something is damaged, as a damaged copy of a run might replace one that is whole.
         """
-        experiments = self.experiments()
+        present = self.finished()
+        manifests = self._manifests()
         kinds: dict[str, tuple[str, str]] = {}
-        for batch, table in self._tables(self.finished()):
-            if isinstance(table, pa.Table):
-                kinds |= zip(batch, map(kind_of, table["about"].to_pylist()), strict=True)
+        wrong = [*map(str, (one for one in manifests.values() if isinstance(one, DamagedError)))]
+        wrong += self._damaged_files()
+        for rows in self._tables(present):
+            wrong += [str(one) for one in self._from([rows]) if isinstance(one, DamagedError) and not one.newer]
+            if wrong:
+                raise DamagedError(f"{wrong[0]}; before packing, set it aside: cprop-lab check --mend")
+            kinds |= zip(rows[0], kind_of(rows[1]), strict=True)
+        experiments = self._experiments(manifests)
         members = {
             name: set(self._packs[name].rows) & kinds.keys() if name in self._packs else set() for name in experiments
         }
         first: dict[tuple[str, str], str] = {}
         for name, about in experiments.items():
-            members[name] |= kinds.keys() & {*about["runs"], *about.get("timings", ())}
+            members[name] |= kinds.keys() & set(_members(about))
             for run in members[name]:
                 first.setdefault(kinds[run], name)
         for run in kinds.keys() - set().union(*members.values()):
@@ -440,27 +536,28 @@ class Store:
                 or members[name] != set(pack.rows)
                 or members[name] & self._own.keys()
             ):
-                self._pack(name, about, members[name])
+                self._pack(name, about, self._tables(members[name]))
             self._delete(f"experiments/{name}.json")
         packed = [run for run in self._own if any(run in runs for runs in members.values())]
         list(self._each(self._delete_run, packed))
         return {name: len(runs) for name, runs in members.items()}
 
-    def _pack(self, name: str, about: Manifest, runs: Iterable[str]) -> None:
+    def _pack(self, name: str, about: Manifest | None, rows: Iterable[Rows]) -> None:
         """Write a packed experiment, on this machine first: it may be larger than memory, and must be whole."""
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "packed.parquet"
-            schema = ROWS.with_metadata({"experiment": as_text(about)})
+            schema = ROWS.with_metadata({} if about is None else {"experiment": manifest_text(about)})
             # Without a dictionary, as curves hardly repeat a number.
-            with pq.ParquetWriter(local, schema, compression="zstd", compression_level=9, use_dictionary=False) as file:
-                for _, table in self._tables(runs):
+            how = {"compression": "zstd", "compression_level": 9, "use_dictionary": False, "write_page_checksum": True}
+            with pq.ParquetWriter(local, schema, **how) as file:
+                for _, table, _ in rows:
                     if isinstance(table, pa.Table):
                         file.write_table(table.replace_schema_metadata(schema.metadata))
             self._write(f"experiments/{name}.parquet", local)
 
     def _delete_run(self, name: str) -> None:
         """Delete a run's own files."""
-        for suffix in (".json", ".parquet", ".arrow"):
+        for suffix in SUFFIXES:
             self._delete(f"runs/{name}{suffix}")
 
     def local(self, folder: str) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -69,6 +70,7 @@ def _rows(source: Source, address: str, split: str) -> Any:
     Raises:
         ConnectionError: if it is to be downloaded and cannot be.
     """
+    cache_folder()  # first, as it may say where `datasets` is to keep its own
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar
 
@@ -99,10 +101,21 @@ def _images(source: Source, address: str, training: bool, channels: int) -> tupl
 
 
 def cache_folder() -> Path:
-    """Where decoded data are kept: beside other caches of the user."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root) / "cprop-lab"
-    folder.mkdir(parents=True, exist_ok=True)
+    """Where decoded data are kept: beside other caches of the user, or with temporary files if that cannot be written.
+
+    Raises:
+        PermissionError: if the folder for temporary files has one of that name, and it is another user's.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cprop-lab"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    folder = Path(tempfile.gettempdir()) / f"cprop-lab-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} is another user's: set XDG_CACHE_HOME to a folder that you can write to")
+    os.environ.setdefault("HF_HOME", str(folder / "huggingface"))  # where `datasets` keeps its own
     return folder
 
 
