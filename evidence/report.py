@@ -114,7 +114,7 @@ def epsilon() -> str:
     for run in results("epsilon")["runs"]:
         case = (run["workload"], run["base"], run["smaller"], run["iterations"])
         by_case.setdefault(case, {}).setdefault(run["eps"], []).append(run["train_loss"])  # in the order of seeds
-    rows = (
+    rows = [
         [
             f"{workload}, CProp({RECIPES[base].title})" + ", gradients times 2⁻²⁷" * smaller,
             f"{iterations:,}",
@@ -126,7 +126,7 @@ def epsilon() -> str:
             f"{statistics.mean(ours - papers for papers, ours in zip(of[1e-8], of[0.0], strict=True)):+.4f}",
         ]
         for (workload, base, smaller, iterations), of in by_case.items()
-    )
+    ]
     headings = ["training loss", "steps", "seeds", "eps = 1e-8", "eps = 0", "difference"]
     how = "Made by `python -m benchmarks.epsilon`: mean and standard deviation over seeds."
     return f"{Table(headings, rows).markdown()}\n\n{how}"

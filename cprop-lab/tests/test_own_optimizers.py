@@ -148,9 +148,6 @@ def test_it_is_compared_on_ray(lab, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert set(found["verdicts"]) == {"CProp(AdamW)", "CProp(Mine)"}
     assert len(found["runs"]) == 4
-    again = lab("compare", "tasks:Blobs", "--optimizers", "adamw,mine", "--with", "mine_too", *short)
-    assert "Learning rate of mine: " in again
-    assert json.loads((tmp_path / "found.json").read_text())["runs"] == found["runs"]
 
 
 def test_an_optimizer_that_cannot_step_is_told_before_anything_is_started(mine):

@@ -61,7 +61,7 @@ def register_measure(name: str, measure: Measure, version: str | None = None) ->
         ValueError: if the name is taken, or malformed.
 
     Example:
-        >>> register_measure("certain", lambda moments: torch.ones_like(moments.m), version="1")
+        >>> register_measure("unscaled", lambda moments: torch.ones_like(moments.m), version="1")
     """
     if name in MEASURES:
         raise ValueError(f"there is a measure {name!r} in cprop already: choose another name")
