@@ -49,9 +49,10 @@ def fused_steps():
     meanwhile.join()
 
 
-if sys.argv[1] == "fused":
-    fused_steps()
-for index in range(len(FUNCTIONS)):
-    if index not in COMPILED:
-        compile_one(index)
-print(*(COMPILED[index] for index in sorted(COMPILED)), sep="\n---\n")
+if __name__ == "__main__":
+    if sys.argv[1] == "fused":
+        fused_steps()
+    for index in range(len(FUNCTIONS)):
+        if index not in COMPILED:
+            compile_one(index)
+    print(*(COMPILED[index] for index in sorted(COMPILED)), sep="\n---\n")

@@ -108,7 +108,8 @@ def prepare(rule: Rule, jobs: Iterable[Job], flags: Any, implementation: Impleme
     all parameters or none.
     """
     jobs = list(jobs)
-    if torch.compiler.is_compiling() or any(is_fake(job.rows[0][0]) for job in jobs):
+    fused = implementation is Implementation.FUSED
+    if torch.compiler.is_compiling() or (fused and any(is_fake(job.rows[0][0]) for job in jobs)):
         # The caller traces the whole step, so run the rule itself.
         implementation = Implementation.FOR_LOOP
     if implementation is Implementation.FOREACH and not is_built_in(getattr(flags, "measure", flags)):
