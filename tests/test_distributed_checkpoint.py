@@ -121,7 +121,8 @@ def load(rank, world, folder, saved_by):
     for mesh in [init_device_mesh("cpu", (world,)), *([None] if world == 1 else [])]:
         for name in OPTIMIZERS:
             for kind in ("", "-async") if name in IN_THE_BACKGROUND else ("",):
-                model, optimizer = make(name, mesh, backwards=kind == "")
+                # Stochastic rounding depends on a parameter's place in the optimizer.
+                model, optimizer = make(name, mesh, backwards=kind == "" and "bfloat16" not in name)
                 model_state, optimizer_state = get_state_dict(model, optimizer)
                 state = {"model": model_state, "optimizer": optimizer_state}
                 dcp.load(state, checkpoint_id=f"{folder}/{name}-{saved_by}{kind}", planner=planner(name))

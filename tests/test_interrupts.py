@@ -72,6 +72,8 @@ def test_after_ctrl_c_no_state_is_lost_and_no_weight_has_moved_unscaled(build, k
     for _ in range(interrupts):
         with pytest.raises(KeyboardInterrupt):
             until_the_alarm(generator.uniform(0.02, 2) * duration)
+        # torch.no_grad that is interrupted on its way in or out stays on: 21 of 3,000 times with torch's SGD alone.
+        torch.set_grad_enabled(True)
         landed, inside = landed + inside, False
         assert all(keys <= set(optimizer.state[p]) for p in params)
         assert (torch.stack([p.detach() for p in params]) - before).abs().max() < 0.3

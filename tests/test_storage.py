@@ -279,15 +279,15 @@ def test_the_wrappers_snapshot_is_its_only_temporary_and_its_memory_is_used_agai
     optimizer = cprop.CProp(torch.optim.SGD(params, lr=0.01))
     train(optimizer, params, 1)
     (snapshot,) = optimizer._kept.values()
-    address = snapshot.data_ptr()
+    address = snapshot.copy.data_ptr()
     train(optimizer, params, 3)
     (snapshot,) = optimizer._kept.values()
-    assert snapshot.data_ptr() == address
+    assert snapshot.copy.data_ptr() == address
     params[0].data = params[0].data.t().contiguous().double()  # another shape and dtype under the same parameter
     optimizer.state.clear()
     train(optimizer, params, 1)
     (snapshot,) = optimizer._kept.values()
-    assert (snapshot.shape, snapshot.dtype) == (params[0].shape, torch.float64)
+    assert (snapshot.copy.shape, snapshot.copy.dtype) == (params[0].shape, torch.float64)
     assert "_kept" not in copy.deepcopy(optimizer).__dict__
 
 

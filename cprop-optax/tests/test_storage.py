@@ -28,6 +28,18 @@ def test_what_fits_is_not_changed(x):
     assert jnp.all(round_stochastically(jnp.full(100, exact.astype(jnp.float32)), counts) == exact)
 
 
+def test_equal_numbers_are_rounded_independently():
+    rounded = round_stochastically(jnp.full((64, 64), 1 + 2.0**-8), jnp.asarray(7)).astype(jnp.float32)
+    # Halfway between two neighbours: five standard errors of a share of 4,096.
+    assert abs(jnp.mean(rounded == 1.0) - 0.5) < 5 * 0.5 / 64
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_nan_stays_nan(bits):
+    nan = jax.lax.bitcast_convert_type(jnp.full(100, bits, jnp.uint32), jnp.float32)
+    assert jnp.all(jnp.isnan(round_stochastically(nan, jnp.arange(100))))
+
+
 def last_state(gradients, **options):
     transformation = scale_by_conformity(**options)
     start = transformation.init(jnp.asarray(gradients[0]))

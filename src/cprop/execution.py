@@ -240,6 +240,7 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
     """
     packed: dict[Any, compiled.Packed] = {}
     kernels: dict[compiled.Signature, tuple[compiled.Kernel, Tensor]] = {}
+    rounding_of: dict[tuple[torch.dtype, ...], bool] = {}
     calls: list[Callable[[], object]] = []
     rounded: defaultdict[torch.device, list[tuple[partial[object], int, int]]] = defaultdict(list)
     plain, threads = are_plain(job.rows), torch.get_num_threads()
@@ -252,8 +253,10 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
                 continue
         count, device, dtypes = inputs[0].numel(), inputs[0].device, tuple(map(_DTYPE, inputs))
         first, rounding = None, compiled.Rounding.NONE
-        if torch.bfloat16 in dtypes and rounds(job.names, inputs):
-            first, rounding = positions(row[0]), compiled.Rounding.IN_ORDER
+        if dtypes not in rounding_of:
+            rounding_of[dtypes] = rounds(job.names, inputs)
+        if rounding_of[dtypes]:
+            first, rounding = 0 if plain else positions(row[0]), compiled.Rounding.IN_ORDER
             if isinstance(first, Tensor):
                 inputs, first, rounding = (*inputs, first), 0, compiled.Rounding.SCATTERED
         in_parallel = threads if count >= compiled.LONG and device.type == "cpu" else 1

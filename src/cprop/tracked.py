@@ -37,13 +37,9 @@ def values_read(measure: Measure) -> Hashable:
         RuntimeError: if the measure reads an object that cannot be compared with what it was.
 
     Example:
-        >>> class Slope:
-        ...     k = 1.0
-        ...     def __call__(self, moments):
-        ...         return (self.k * moments.z).clamp(max=1)
-        >>> slope = Slope()
+        >>> slope = functools.partial(torch.clamp, max=1.0)
         >>> before = values_read(slope)
-        >>> slope.k = 2.0
+        >>> slope.keywords["max"] = 2.0
         >>> values_read(slope) == before
         False
     """

@@ -46,6 +46,7 @@ INSTALLED: Final = {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *site.getsitepackages(),
         site.getusersitepackages(),
+        *(folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")),  # of a .pth file
     )
 }
 

@@ -34,11 +34,12 @@ def store(x: jax.Array, dtype: jnp.dtype, count: jax.Array) -> jax.Array:
 def round_stochastically(x: jax.Array, count: jax.Array) -> jax.Array:
     """Round to bfloat16 stochastically: away from zero with a probability equal to the truncated fraction.
 
-    The random bits are a hash of the number and the step. So no random key is needed. A resumed run
-    rounds exactly as an uninterrupted one, and a shard exactly as the whole array.
+    The random bits are a hash of the number, the step and the element's index. So no random key is needed. A
+    resumed run rounds exactly as an uninterrupted one, a sharded array exactly as the whole one (but in a
+    ``shard_map``, where a shard is an array of its own), and equal numbers independently.
 
     Args:
-      x: finite numbers.
+      x: numbers; NaN stays NaN.
       count: the step; the same number may round differently at another step.
 
     Returns:
@@ -51,9 +52,18 @@ def round_stochastically(x: jax.Array, count: jax.Array) -> jax.Array:
       [1 1.00781] 1.001
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    noise = _hash(bits ^ _hash(count.astype(jnp.uint32))) >> 16
+    noise = _hash(bits ^ _hash(count.astype(jnp.uint32) + _index(x.shape) * jnp.uint32(0x9E3779B9))) >> 16
     cut = (bits + noise) & jnp.uint32(0xFFFF0000)
-    return lax.bitcast_convert_type(cut, jnp.float32).astype(jnp.bfloat16)
+    # The bits of a NaN may be all ones, as on a GPU: adding to them gives zero.
+    return jnp.where(jnp.isnan(x), x, lax.bitcast_convert_type(cut, jnp.float32)).astype(jnp.bfloat16)
+
+
+def _index(shape: tuple[int, ...]) -> jax.Array:
+    """Each element's index in row-major order, by dimension, so that every device computes its own."""
+    index = jnp.zeros(shape, jnp.uint32)
+    for dim, size in enumerate(shape):
+        index = index * jnp.uint32(size) + lax.broadcasted_iota(jnp.uint32, shape, dim)
+    return index
 
 
 def _hash(x: jax.Array) -> jax.Array:

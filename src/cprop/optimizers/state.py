@@ -22,15 +22,15 @@ COUNTERS: Final = ("step", STEP, EARLIER)
 
 def portable(state_dict: dict[str, Any]) -> dict[str, Any]:
     """With names of callable measures and numbers of Python, so that the file loads with ``weights_only=True``."""
-    groups = [{key: plain(value) for key, value in group.items()} for group in state_dict["param_groups"]]
+    groups = [{key: plain_setting(value) for key, value in group.items()} for group in state_dict["param_groups"]]
     for group in groups:
         group["cprop_measure"] = measure_name(group["cprop_measure"])
     return {**state_dict, "param_groups": groups}
 
 
-def plain(setting: Any) -> Any:
+def plain_setting(setting: Any) -> Any:
     """A setting with numbers of Python, also in a list or a tuple, such as Adam's betas."""
-    return type(setting)(map(plain, setting)) if type(setting) in (list, tuple) else plain_number(setting)
+    return type(setting)(map(plain_setting, setting)) if type(setting) in (list, tuple) else plain_number(setting)
 
 
 def new_state(p: Tensor, group: Mapping[str, Any]) -> Tensor:

@@ -68,9 +68,6 @@ ROWS: Final = pa.schema(
 IDENTITY: Final = re.compile(rb"[0-9a-f]{16}")
 """A run's id."""
 
-WHOLE: Final = "row:"
-"""Begins a checksum of a whole row; one without it, of an older version, is of the curves alone."""
-
 
 ALWAYS: Final = frozenset({"experiment", "kind", "learning_rates", "panels", "preset", "reduced", "runs", "title"})
 """What every manifest of an experiment has, also one without a checksum."""
@@ -152,11 +149,12 @@ def row(about: Mapping[str, Any] | str, curves: pa.Table) -> pa.Table:
 
 
 def to_row(about: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> pa.Table:
-    """A run that has ended as a table of one row, with a checksum of all of it."""
+    """A run that has ended as a table of one row, with a checksum of its curves for older versions, and one of all."""
     curves = pa.Table.from_pylist([dict(evaluation) for evaluation in evaluations], schema=SCHEMA)
     plain = json.loads(as_text(about))  # as a reader sees it
     (columns,) = _columns(row(plain, curves))
-    return row({**plain, "checksum": WHOLE + _checksum(columns, plain)}, curves)
+    plain["checksum"] = _checksum(columns)
+    return row({**plain, "row_checksum": _checksum(columns, plain)}, curves)
 
 
 def as_rows(table: pa.Table) -> pa.Table:
@@ -234,10 +232,11 @@ def _to_run(name: str, text: bytes, columns: Mapping[str, Values]) -> Run:
         stored = dict(about["specification"])
         if (own := digest(stored)) != name or about["identity"] != name:
             raise DamagedError(f"its specification is another run's ({own}), or was edited", name)
-        checksum = about.pop("checksum", None)
-        whole = isinstance(checksum, str) and checksum.startswith(WHOLE)
-        expected = WHOLE + _checksum(columns, about) if whole else _checksum(columns)
-        if checksum not in (None, expected):
+        # Rows of older versions have a checksum of their curves alone, or none.
+        whole = about.pop("row_checksum", None)
+        if (whole is not None and whole != _checksum(columns, about)) or (
+            whole is None and about.get("checksum") not in (None, _checksum(columns))
+        ):
             raise DamagedError("it does not match its checksum: it is another run's, or was changed", name)
         status, made = about["status"], about["made"]
         if status not in get_args(Status) or not isinstance(made, dict):

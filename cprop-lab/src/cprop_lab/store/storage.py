@@ -350,7 +350,7 @@ class Store:
         """
         name = f"marks/{uuid4().hex}"
         self._write(name, b"The driver of a sweep was here.\n")
-        for info in self._files.get_file_info(fs.FileSelector(self._path("marks"))):
+        for info in self._files.get_file_info(fs.FileSelector(self._path("marks"), allow_not_found=True)):
             if info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > MARKED_FOR:
                 self._delete(f"marks/{info.base_name}")
         try:
