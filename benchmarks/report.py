@@ -26,7 +26,7 @@ PAGES = (
     ),
     *(
         page
-        for page in sorted((ROOT / "docs" / "results").glob("*.md"))
+        for page in sorted((ROOT / "docs" / "results").rglob("*.md"))
         if page.stem not in ("when-to-use", "scoreboard-rules")
     ),
 )
