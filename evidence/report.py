@@ -18,16 +18,19 @@ from cprop_lab.run.cost import Cost
 from cprop_lab.run.recipes import RECIPES
 from evidence import EVIDENCE, IMAGES, ROOT, cost_model, foretell, gains, pages, summary
 
+NOTHING_MEASURED = ("when-to-use.md", "scoreboard-rules.md", "notes/index.md")
+"""Pages of results without a table of their own."""
+
 PAGES = (
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("index", "compatibility", "settings", "step", "scale", "lab", "cluster", "diagnostics")
+        for name in ("compatibility", "settings", "step", "scale", "lab", "cluster", "diagnostics")
     ),
     *(
         page
-        for page in sorted((ROOT / "docs" / "results").glob("*.md"))
-        if page.stem not in ("when-to-use", "scoreboard-rules")
+        for page in sorted((ROOT / "docs" / "results").rglob("*.md"))
+        if page.relative_to(ROOT / "docs" / "results").as_posix() not in NOTHING_MEASURED
     ),
 )
 SHAPES = ("fully-connected", "resnet-like", "25M", "gpt2-small")
@@ -404,7 +407,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "torch range": torch_range,
     "equally far": lambda: pages.equally_far({name: experiment(name) for name in COMPARED}),
     "gains": gains.sentence,
+    "gains by task": gains.table,
     "scoreboard summary": summary.table,
+    "scoreboard verdict": summary.verdict,
     "finalists summary": summary.finalists,
     "foretell": foretell.report,
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from cprop_lab.analysis.scoreboard import Entry, scores
+from cprop_lab.analysis.scoreboard import Entry, benchmark_score, scores
+from cprop_lab.analysis.scoreboard import profile as profiles
 from cprop_lab.output.drawing import save
 from evidence import EVIDENCE, IMAGES, pages, profile
 
@@ -32,6 +34,17 @@ def boards(kind: str = "scoreboard") -> dict[str, list[Entry]]:
 def table() -> str:
     """Iterations to AdamW's final loss, on every workload."""
     return profile.summary(boards()).markdown()
+
+
+def verdict() -> str:
+    """Every row with CProp beside the same row without it, by score."""
+    by_row = {row: benchmark_score(ratios) for row, ratios in profiles(list(boards().values())).items()}
+    compared = {
+        row: re.sub(r"CProp\((\w+)\)", r"\1", row).removesuffix(", own rate") for row in by_row if "CProp" in row
+    }
+    behind = sum(by_row[row] < by_row[plain] for row, plain in compared.items())
+    listed = "; ".join(f"{row}: {by_row[row]:.2f} against {by_row[plain]:.2f}" for row, plain in compared.items())
+    return f"By score, {behind} of {len(compared)} rows with CProp are behind the same optimizer without it ({listed})."
 
 
 def finalists() -> str:

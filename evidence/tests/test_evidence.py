@@ -21,7 +21,7 @@ from cprop_lab.run.identity import run_id
 from cprop_lab.store import Store
 
 RESULTS = ROOT / "docs" / "results"
-PAGES = sorted(RESULTS.glob("*.md"))
+PAGES = sorted(RESULTS.rglob("*.md"))
 KEPT = pages.kept(EVIDENCE)
 COMMITTED = {run.run_id: run for run in Store(EVIDENCE).runs()}
 
@@ -294,9 +294,9 @@ def test_every_release_of_torch_from_the_bound_on_was_tested_and_nothing_failed(
         assert row["slow"]["passed"] > 100
         assert row["slow"]["failed"] == [], row["minor"]
     said = f"2.{releases[0]} to 2.{releases[-1]}"
-    for page in ("README.md", "docs/index.md"):
-        assert f"torch {said}" in (ROOT / page).read_text()
-        assert f"torch 2.{releases[0]} or later" in (ROOT / page).read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"torch {said}" in readme
+    assert f"torch 2.{releases[0]} or later" in readme.replace("\n", " ")
     assert f'release: "2.{releases[0]}"' in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
 
 

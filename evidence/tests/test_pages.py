@@ -30,9 +30,9 @@ def test_the_cost_model_is_a_floor_and_of_the_right_size():
 @pytest.mark.parametrize(
     ("path", "digest", "page"),
     [
-        (gains.PICTURE, gains.digest, README),
+        (gains.PICTURE, gains.digest, ROOT / "docs/results/index.md"),
         (summary.picture("scoreboard"), partial(summary.digest, "scoreboard"), README),
-        (summary.picture("finalists"), partial(summary.digest, "finalists"), ROOT / "docs/results/next-rule.md"),
+        (summary.picture("finalists"), partial(summary.digest, "finalists"), ROOT / "docs/results/notes/next-rule.md"),
     ],
 )
 def test_pictures_over_several_experiments_were_drawn_from_the_committed_runs(path, digest, page):
