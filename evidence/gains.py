@@ -84,7 +84,7 @@ def extent(name: str) -> str:
 
 def table() -> str:
     """The figure as a table, with links to the pages, and what it says of the paper's claims."""
-    rows = (
+    rows = [
         [
             f"[{title}]({'tiny-imagenet' if name.startswith('tiny') else name}.md)",
             *(outcome(pair, "iterations") for pair in compared(name).values()),
@@ -92,7 +92,7 @@ def table() -> str:
             CLAIMS[name],
         ]
         for name, title in EXPERIMENTS.items()
-    )
+    ]
     return Table(["task", "SGD", "Adam", "size", "the paper's claim"], rows).markdown()
 
 
