@@ -72,15 +72,15 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def lists_everywhere(monkeypatch):
     """``foreach=True`` runs a for-loop on a CPU; here it runs on lists, as on a GPU."""
-    from cprop import execution
+    from cprop.execution import foreach
 
-    monkeypatch.setattr(execution, "LOOPED", frozenset())
+    monkeypatch.setattr(foreach, "LOOPED", frozenset())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """A test ends where it first asks for what is not there: on meta for a value, in an older torch for a kernel."""
-    from cprop.compiled import unavailable
+    from cprop.execution.inductor import unavailable
 
     try:
         return (yield)

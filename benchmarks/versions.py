@@ -29,7 +29,7 @@ SLOW = tuple(
 )
 ABOUT = """
 import json, platform, torch
-from cprop.compiled import unavailable
+from cprop.execution.inductor import unavailable
 print(json.dumps({"torch": torch.__version__, "python": platform.python_version(), "off": unavailable()}))
 """
 

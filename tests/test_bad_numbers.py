@@ -6,8 +6,8 @@ from table import TABLE, cases, gradients, inputs, train
 from test_execution import WAYS, prefixed
 
 import cprop
+from cprop.execution.foreach import TensorList
 from cprop.rules import GRAD, with_finite_grad
-from cprop.tensor_list import TensorList
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import cprop
-from cprop.compiled import unavailable
+from cprop.execution.inductor import unavailable
 
 STEPS = 8
 NAMES = (

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cprop
-from cprop.compiled import unavailable
+from cprop.execution.inductor import unavailable
 
 OPTIMIZERS = {
     "CPropSGD": lambda groups: cprop.CPropSGD(groups, lr=0.05, momentum=0.9, dampening=0.1),

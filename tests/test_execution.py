@@ -17,16 +17,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cprop
-from cprop import compiled, execution
 from cprop.conformity import overconfident
+from cprop.execution import choice, for_loop, foreach, kernels
+from cprop.execution.foreach import TensorList
+from cprop.execution.inductor import traced, vector
 from cprop.measures import nearly_normal
 from cprop.optimizers import wrapper
 from cprop.optimizers.native import COLUMNS
 from cprop.statistics import statistics_scalars
 from cprop.storage import FORMATS
-from cprop.tensor_list import TensorList
 
-IN_KERNELS = compiled.measure_in_kernels("normal", torch.device(DEVICE), torch.float32)
+IN_KERNELS = kernels.measure_in_kernels("normal", torch.device(DEVICE), torch.float32)
 """The formula that fused kernels have for the default measure."""
 WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
@@ -113,9 +114,9 @@ def test_kernels_add_products_of_integers_exactly():
         x.copy_(x * y + y * y)
         return ()
 
-    example = [compiled.vector(torch.device("cpu"), torch.int64).zero_() for _ in range(2)]
+    example = [vector(torch.device("cpu"), torch.int64).zero_() for _ in range(2)]
     x, y, numbers = torch.tensor([2**40 + 1]), torch.tensor([3]), torch.zeros(1)
-    compiled.traced(run, [*example, numbers], threads=1)(x, y, numbers)
+    traced(run, [*example, numbers], threads=1)(x, y, numbers)
     assert x.item() == (2**40 + 1) * 3 + 9
 
 
@@ -307,14 +308,14 @@ def test_foreach_works_on_all_parameters_at_once_but_not_if_their_counters_canno
 def test_slices_of_a_tensor_are_the_whole(build, state_dtype, monkeypatch):
     ours, theirs = inputs(), inputs()
     train(build(theirs, lr=0.01, cprop_state_dtype=state_dtype), theirs, 20)
-    monkeypatch.setattr(execution, "SLICE", 5)
+    monkeypatch.setattr(for_loop, "SLICE", 5)
     train(build(ours, lr=0.01, cprop_state_dtype=state_dtype), ours, 20)
     assert all(map(torch.equal, ours, theirs))
 
 
 def test_foreach_on_a_cpu_is_the_for_loop(monkeypatch):
     monkeypatch.undo()
-    assert {"cpu"} == execution.LOOPED
+    assert {"cpu"} == foreach.LOOPED
     ours, theirs = inputs(), inputs()
     optimizer = cprop.CPropAdam(ours, lr=0.01, foreach=True)
     with Operations() as counted:
@@ -326,8 +327,8 @@ def test_foreach_on_a_cpu_is_the_for_loop(monkeypatch):
 
 @pytest.mark.slow
 def test_the_log_says_that_fused_is_faster_once_and_when_a_kernel_is_compiled(caplog, monkeypatch):
-    monkeypatch.setattr(compiled, "_kernels", {})
-    execution.recommend_fused.cache_clear()
+    monkeypatch.setattr(kernels, "_kernels", {})
+    choice.recommend_fused.cache_clear()
     params = inputs()
     with caplog.at_level("INFO", logger="cprop"):
         train(cprop.CPropSGD(params), params, 2)
@@ -374,7 +375,7 @@ def test_a_tensor_learning_rate_may_have_a_dimension_and_a_scheduler(cls, captur
 
 
 def test_a_torch_that_cannot_compile_kernels_is_named_with_what_to_do(monkeypatch):
-    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(kernels, "_kernels", {})
     monkeypatch.delattr(torch._inductor, "standalone_compile", raising=False)
     params = inputs()
     gradients(params, 0)
@@ -441,12 +442,12 @@ def test_wrapper_goes_the_way_of_its_inner_optimizer(inner, monkeypatch):
 
     def prepare(rule, jobs, flags, way):
         ways.append(way)
-        return execution.prepare(rule, jobs, flags, way)
+        return choice.prepare(rule, jobs, flags, way)
 
     monkeypatch.setattr("cprop.optimizers.wrapper.prepare", prepare)
     for flags, way in (
-        (({"fused": True}), execution.Implementation.FUSED),
-        ({"foreach": True}, execution.Implementation.FOREACH),
+        (({"fused": True}), choice.Implementation.FUSED),
+        ({"foreach": True}, choice.Implementation.FOREACH),
     ):
         params = inputs()
         train(cprop.CProp(inner.cls(params, **inner.settings, **flags)), params, 1)
@@ -549,7 +550,7 @@ def test_autograd_sees_that_a_parameter_was_written_to(way):
 @pytest.fixture
 def two_threads(monkeypatch):
     """For which kernels are compiled here; other tests have one."""
-    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(kernels, "_kernels", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -557,7 +558,7 @@ def two_threads(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [compiled.LONG - 1, compiled.LONG, 3 * compiled.LONG + 5])
+@pytest.mark.parametrize("length", [kernels.LONG - 1, kernels.LONG, 3 * kernels.LONG + 5])
 def test_short_and_long_kernels_agree(length, two_threads):
     """A short one runs on one thread, a long one on all; both write the odd elements at the end."""
     params = [torch.nn.Parameter(torch.linspace(-1, 1, length)) for _ in range(2)]
@@ -719,7 +720,7 @@ def test_the_users_own_torch_compile_gives_the_same_code_beside_kernels_and_afte
 
 def steps_with_kernels(monkeypatch):
     """Three steps, from kernels that are compiled now; the disk has them if nothing about them differs."""
-    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(kernels, "_kernels", {})
     params = inputs()
     optimizer = cprop.CPropAdam(params, lr=0.01, fused=True)
     train(optimizer, params, 3)
@@ -789,7 +790,7 @@ def test_kernels_are_the_same_under_any_environment_variable_of_inductors(tmp_pa
 
 def test_a_kernel_that_does_nothing_is_an_error_and_no_step(monkeypatch):
     """Whatever setting it is compiled under: before this, counters went up and the weights stayed."""
-    monkeypatch.setattr(compiled, "_kernels", {})
+    monkeypatch.setattr(kernels, "_kernels", {})
     monkeypatch.setattr(torch._inductor, "standalone_compile", lambda *_, **__: lambda *_: None)
     params = inputs()
     gradients(params, 0)
@@ -808,9 +809,9 @@ def test_kernels_have_as_many_threads_as_torch_now(monkeypatch):
         chosen.append(threads)
         return lambda length, *tensors: run(length, *tensors)
 
-    monkeypatch.setattr(compiled, "_kernels", {})
-    monkeypatch.setattr(compiled, "traced", traced)
-    params = [torch.nn.Parameter(torch.ones(length)) for length in (compiled.LONG, 8)]
+    monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(kernels, "traced", traced)
+    params = [torch.nn.Parameter(torch.ones(length)) for length in (kernels.LONG, 8)]
     optimizer = cprop.CPropSGD(params, fused=True)
     before = torch.get_num_threads()
     try:

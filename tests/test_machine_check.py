@@ -9,7 +9,7 @@ import torch
 
 import cprop
 from cprop import check
-from cprop.compiled import unavailable
+from cprop.execution.inductor import unavailable
 
 CPU = torch.device("cpu")
 

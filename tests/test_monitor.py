@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cprop
-from cprop.compiled import measure_in_kernels
 from cprop.diagnostics.advice import PATIENCE, SURE, advice
 from cprop.diagnostics.summary import BINS, Layer, Sample, at_least, get_kernel, summed, summed_and_shown
+from cprop.execution.kernels import measure_in_kernels
 
 
 def network():

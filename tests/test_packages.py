@@ -1,7 +1,6 @@
 """The distributions and the folders beside them: who may import what of whom."""
 
 import ast
-import re
 import zipfile
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -97,14 +96,3 @@ def test_the_wheel_of_the_library_has_the_library_alone(tmp_path):
     (wheel,) = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert tops == {"cprop", f"cprop-{cprop.__version__}.dist-info"}
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/internals.md"])
-def test_the_files_that_a_page_names_are_there(page):
-    """With whatever folder they are in, as far as the page names it."""
-    told = set(re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", (ROOT / page).read_text()))
-    tops = [top for top in ROOT.iterdir() if not top.name.startswith(".")]
-    paths = [ROOT / ".ci" / "run", *tops, *(path for top in tops if top.is_dir() for path in top.rglob("*"))]
-    known = {f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in paths}
-    assert len(told) > 10
-    assert {name for name in told if not any(path.endswith(f"/{name}") for path in known)} == set()

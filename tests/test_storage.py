@@ -8,7 +8,7 @@ import torch
 from table import ROUNDED, TABLE, gradients, inputs, train
 
 import cprop
-from cprop import execution
+from cprop.execution import for_loop
 from cprop.storage import Draw, random_bits, round_stochastically
 
 WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -395,7 +395,7 @@ def test_the_slices_of_a_parameter_are_rounded_as_the_whole(layout, way, monkeyp
         return p.detach()
 
     whole = trained()
-    monkeypatch.setattr(execution, "SLICE", 77)
+    monkeypatch.setattr(for_loop, "SLICE", 77)
     assert torch.equal(trained(), whole)
 
 

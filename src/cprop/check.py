@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import cprop
-from cprop.compiled import measure_in_kernels, unavailable
+from cprop.execution.inductor import unavailable
+from cprop.execution.kernels import measure_in_kernels
 
 __all__ = ["Result", "main", "run"]
 

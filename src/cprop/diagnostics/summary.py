@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cprop import compiled
-from cprop.compiled import LONG
 from cprop.conformity import overconfident
+from cprop.execution.inductor import Kernel, traced, vector
+from cprop.execution.kernels import LONG, cached, in_one_tensor, measure_in_kernels
 from cprop.measures import Measure, resolve_measure
 from cprop.moments import Corrections, Moments
 
@@ -162,7 +162,7 @@ def sums(moments: Moments, group: Mapping[str, Any], fused: bool) -> Tensor:
     precise = precision(device)
     if not number:  # a rank may have no elements of a small parameter
         return torch.zeros(len(Sums._fields) + BINS, dtype=precise, device=device)
-    numbers = compiled.in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
+    numbers = in_one_tensor([group["cprop_c"], *moments.k], tensors[0].dtype, device)
 
     def run(function: Pass, elements: Sequence[Tensor]) -> Tensor:
         if not fused:
@@ -186,21 +186,21 @@ Pass: TypeAlias = Callable[[Sequence[Tensor], Tensor, str | Measure], Tensor]
 
 def get_kernel(
     function: Pass, measure: str | Measure, tensors: int, threads: int, dtype: torch.dtype, device: torch.device
-) -> compiled.Kernel:
+) -> Kernel:
     """One of the functions below as a kernel, for fused optimizers: they have a compiler."""
 
-    def build() -> compiled.Kernel:
-        own = compiled.measure_in_kernels(measure, device, dtype)
+    def build() -> Kernel:
+        own = measure_in_kernels(measure, device, dtype)
 
         def run(_: int, *arguments: Tensor) -> tuple[Tensor]:
             *elements, numbers = arguments
             return (function(elements, numbers, own),)
 
-        vectors = [compiled.vector(device, dtype) for _ in range(tensors)]
+        vectors = [vector(device, dtype) for _ in range(tensors)]
         numbers = torch.empty(1 + len(Corrections._fields), dtype=dtype, device=device)
-        return compiled.traced(run, [len(vectors[0]), *vectors, numbers], threads)
+        return traced(run, [len(vectors[0]), *vectors, numbers], threads)
 
-    return compiled.cached(measure, (function, tensors, threads, dtype, device), build)
+    return cached(measure, (function, tensors, threads, dtype, device), build)
 
 
 def of_block(tensors: Sequence[Tensor], numbers: Tensor) -> Moments:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copyreg
-import inspect
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, cast, overload
 
@@ -20,9 +17,10 @@ from torch.utils.weak import TensorWeakRef
 from cprop import checkpoint
 from cprop.execution import Implementation, Job, check_implementation, choose_implementation, prepare, run_all
 from cprop.measures import Measure
+from cprop.optimizers.around import around
 from cprop.optimizers.base import ActiveGroup, ConformityOptimizer
 from cprop.optimizers.merged_state import MergedState, Statistics, is_own, plain, split
-from cprop.optimizers.settings import BARE, ROUNDING, Settings, refuse_misnamed
+from cprop.optimizers.settings import ROUNDING, Settings, refuse_misnamed
 from cprop.optimizers.state import count_up, read_state
 from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
 from cprop.rules import GRAD, MOVED
@@ -207,7 +205,8 @@ class CProp(ConformityOptimizer):
             >>> optimizer_class.__name__, type(optimizer.inner).__name__
             ('CPropAroundAdamW', 'AdamW')
         """
-        return _around(optimizer_class)  # type: ignore[arg-type]  # a class is hashable
+        made: type[CPropAround] = around(CProp, optimizer_class)  # type: ignore[arg-type]  # a class is hashable
+        return made
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -317,22 +316,7 @@ class CProp(ConformityOptimizer):
         counted = self._already_counted(moved)
         if counted:
             count_up([statistics[p][STEP] for _, params, _ in moved for p in params], -1.0)
-        observations: list[Callable[[], None]] = []
-        scalings: list[Callable[[], None]] = []
-        rescaled: list[Job] = []
-        for group, params, places in moved:
-            flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
-            before, after = self._jobs(
-                params,
-                statistics,
-                group,
-                ((GRAD,), lambda p: (writable_gradient(p),)),
-                ((MOVED, SNAPSHOT), lambda p: (p, self._snapshot(p))),
-                places=places,
-            )
-            observations += prepare(observe_gradient, before, flags, implementation)
-            scalings += prepare(rescale_update, after, flags, implementation)
-            rescaled += after
+        observations, scalings, rescaled = self._prepare(moved, statistics)
         for _, params, _ in moved:
             count_up([statistics[p][STEP] for p in params])
         try:
@@ -355,6 +339,28 @@ class CProp(ConformityOptimizer):
             first = ((p, snapshots[p], moments.m_hat) for p, _, moments in self.moments() if p in snapshots)
             warn_of_weights_in_state(self.inner, first)
         return loss
+
+    def _prepare(
+        self, moved: list[ActiveGroup], statistics: Statistics
+    ) -> tuple[list[Callable[[], None]], list[Callable[[], None]], list[Job]]:
+        """What runs before the inner optimizer's step and after it, and on which parameters."""
+        observations: list[Callable[[], None]] = []
+        scalings: list[Callable[[], None]] = []
+        rescaled: list[Job] = []
+        for group, params, places in moved:
+            flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
+            before, after = self._jobs(
+                params,
+                statistics,
+                group,
+                ((GRAD,), lambda p: (writable_gradient(p),)),
+                ((MOVED, SNAPSHOT), lambda p: (p, self._snapshot(p))),
+                places=places,
+            )
+            observations += prepare(observe_gradient, before, flags, implementation)
+            scalings += prepare(rescale_update, after, flags, implementation)
+            rescaled += after
+        return observations, scalings, rescaled
 
     def _already_counted(self, moved: list[ActiveGroup]) -> bool:
         """Whether the statistics have these gradients, from a step that failed."""
@@ -534,77 +540,9 @@ def alike(copy: Tensor, p: Tensor) -> bool:
     return copy.shape == p.shape and copy.dtype == p.dtype and copy.stride() == p.stride()
 
 
-def joint_signature(optimizer_class: type[Optimizer], around: Callable[..., None]) -> inspect.Signature:
-    """An optimizer's arguments and CProp's, for tools that read which arguments a class takes, such as LightningCLI."""
-    inner, own = (inspect.signature(function).parameters for function in (optimizer_class.__init__, around))
-    rest = [p for p in inner.values() if p.kind is p.VAR_KEYWORD]
-    named = [p for p in inner.values() if p.kind is not p.VAR_KEYWORD]
-    added = [p for name, p in own.items() if name.startswith(PREFIX) and name not in inner]
-    return inspect.Signature([*named, *added, *rest])
-
-
-class _Around(type):
-    """Metaclass of the classes that :meth:`CProp.around` returns, which makes them picklable."""
-
-    optimizer_class: type[Optimizer]
-
-
 if TYPE_CHECKING:
 
     class CPropAround(CProp):
         """What :meth:`CProp.around` returns, as a type checker sees it."""
 
         def __init__(self, params: ParamsT, *args: Any, **kwargs: Any) -> None: ...
-
-
-@cache
-def _around(optimizer_class: type[Optimizer]) -> type[CPropAround]:
-    def __init__(  # noqa: N807
-        self: CProp,
-        params: ParamsT,
-        *args: Any,
-        cprop_beta: float = 0.999,
-        cprop_c: float = 1.0,
-        cprop_eps: float = 0.0,
-        cprop_measure: str | Measure = "normal",
-        cprop_state_dtype: str = "float32",
-        cprop_foreach: bool | None = None,
-        cprop_fused: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        for name in BARE & kwargs.keys() - inspect.signature(optimizer_class).parameters:
-            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {name!r}: write {PREFIX}{name}")
-        inner = optimizer_class(params, *args, **kwargs)
-        CProp.__init__(
-            self,
-            inner,
-            cprop_beta,
-            cprop_c,
-            cprop_eps,
-            cprop_measure,
-            state_dtype=cprop_state_dtype,
-            foreach=cprop_foreach,
-            fused=cprop_fused,
-        )
-
-    __init__.__signature__ = joint_signature(optimizer_class, __init__)  # type: ignore[attr-defined]
-    name = f"CPropAround{optimizer_class.__name__}"
-    around: Any = _Around(
-        name,
-        (CProp,),
-        {
-            "__init__": __init__,
-            "__module__": CProp.__module__,
-            "__doc__": f"{optimizer_class.__qualname__} + CProp, built from its arguments.",
-            "optimizer_class": optimizer_class,
-        },
-    )
-    return cast("type[CPropAround]", around)
-
-
-def _reduce_around(cls: _Around) -> str | tuple[Callable[..., type[CPropAround]], tuple[type[Optimizer]]]:
-    # A class derived from one of ours is an ordinary global.
-    return (_around, (cls.optimizer_class,)) if "optimizer_class" in vars(cls) else cls.__qualname__
-
-
-copyreg.pickle(_Around, _reduce_around)  # type: ignore[arg-type]

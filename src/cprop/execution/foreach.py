@@ -1,15 +1,59 @@
-"""A list of tensors that a rule can use like one tensor: operations become ``torch._foreach_`` calls."""
+"""Rules on lists of tensors: operations become ``torch._foreach_`` calls, where the device has kernels for lists."""
 
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["TensorList"]
+from cprop.execution.for_loop import run_for_loop
+from cprop.execution.job import Job, Row, as_vector, dtype_of, elements, in_one_order
+from cprop.rules import Rule, with_finite_grad, write
+from cprop.storage import load
+
+__all__ = ["TensorList", "run_foreach"]
+
+
+LOOPED: Final = {"cpu"}
+"""Device types without foreach kernels: torch runs a for-loop there, and so does CProp, in slices."""
+
+
+def run_foreach(rule: Rule, job: Job, flags: Any) -> None:
+    """Run a rule on lists of tensors, where the device has kernels for lists."""
+    looped: list[tuple[Row, int]] = []
+    alike: defaultdict[Any, list[tuple[Row, int]]] = defaultdict(list)
+    for row, seed in job.items():
+        if row[0].device.type in LOOPED:
+            looped.append((row, seed))
+        else:
+            alike[(row[0].device, *map(dtype_of, row))].append((row, seed))
+    run_for_loop(rule, job.only(looped), flags)
+    for items in alike.values():
+        run_lists(rule, job.only(items), flags)
+
+
+def run_lists(rule: Rule, job: Job, flags: Any) -> None:
+    """Run a rule on the columns of a job; each is a list of tensors with the same dtype and device."""
+    rows = [tuple(map(elements, row)) for row in job.rows]
+    flat = list(map(in_one_order, rows))
+    rows = [tuple(map(as_vector, row)) if as_vectors else row for row, as_vectors in zip(rows, flat, strict=True)]
+    stored = dict(zip(job.names, map(list, zip(*rows, strict=True)), strict=True))
+    # A TensorList supports every operation that a rule uses, but is not a Tensor for the type checker.
+    working = {name: cast("Tensor", TensorList([load(x) for x in column])) for name, column in stored.items()}
+    updated = rule(with_finite_grad(working), job.scalars, flags)
+    results = {name: cast("TensorList", value).tensors for name, value in updated.items()}
+    alike = {name for name, column in results.items() if column[0].dtype == stored[name][0].dtype}
+    for name in alike:
+        torch._foreach_copy_(stored[name], results[name])
+    if alike != results.keys():
+        for i, (row, seed) in enumerate(job.items()):
+            others = {name: column[i] for name, column in results.items() if name not in alike}
+            write({name: stored[name][i] for name in others}, others, job.draw(row, seed, flat[i]))
+
 
 _FOREACH: Final[dict[Any, Any]] = {
     torch.abs: torch._foreach_abs,

@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -24,37 +23,29 @@ import torch
 from torch import Tensor
 
 from cprop.arithmetic import Number
+from cprop.execution.inductor import TRACING_LENGTH, Kernel, compiling, traced
+from cprop.execution.tracked import values_read
 from cprop.measures import Measure, for_cpu_kernels, is_built_in, measure_name
 from cprop.rules import Rule, apply
 from cprop.storage import Draw
-from cprop.tracked import values_read
 
 __all__ = [
     "LONG",
-    "Kernel",
     "Packed",
     "Rounding",
     "Signature",
     "cached",
     "get_kernel",
     "in_one_tensor",
+    "measure_in_kernels",
     "pack",
-    "traced",
-    "unavailable",
-    "vector",
 ]
 
-Kernel = Callable[..., Any]
 
 logger: Final = logging.getLogger("cprop")
 
-
 LONG: Final = 1 << 14
 """Number of elements from which a CPU kernel runs in parallel: waking other threads takes 10 to 50 µs."""
-
-
-_TRACING_LENGTH: Final = 1 << 20
-"""Long enough for Inductor to parallelize the loop, unless it is told not to."""
 
 
 def flatten(scalars: tuple[Any, ...]) -> tuple[list[Number], tuple[Any, ...]]:
@@ -183,21 +174,6 @@ _MANY: Final = 32
 """Number of kernels from which a measure is probably edited in every step."""
 
 
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Hold the lock that every ``torch.compile`` holds: Inductor is not thread-safe, and options are its globals.
-
-    Raises:
-        RuntimeError: if this torch cannot compile kernels.
-    """
-    if reason := unavailable():
-        raise RuntimeError(reason)
-    from torch._dynamo.convert_frame import compile_lock  # here, because it takes a second
-
-    with compile_lock:
-        yield
-
-
 def get_kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], signature: Signature) -> Kernel:
     """A function ``kernel(length, *tensors, numbers)`` that runs a rule and writes its results in place.
 
@@ -238,7 +214,7 @@ def get_kernel(rule: Rule, flags: Any, structure: tuple[Any, ...], signature: Si
             return [length, *tensors, *before, numbers, *(after if rounding is not Rounding.NONE else [])]
 
         # Equal sizes become one symbol in the graph, so all lengths equal the first argument.
-        kernel = traced(run, example(_TRACING_LENGTH, torch.empty), threads)
+        kernel = traced(run, example(TRACING_LENGTH, torch.empty), threads)
         if device.type == "cpu":
             try_out(rule.__name__, kernel, run, partial(example, _TRIED_LENGTH, some_numbers))
         return kernel
@@ -284,90 +260,3 @@ def try_out(name: str, kernel: Kernel, run: Kernel, example: Callable[[], list[A
 def measure_in_kernels(measure: str | Measure, device: torch.device, dtype: torch.dtype) -> str | Measure:
     """The form of a measure in a kernel for a device and dtype."""
     return for_cpu_kernels(measure) if device.type == "cpu" and dtype == torch.float32 else measure
-
-
-def unavailable() -> str:
-    """Why this torch cannot compile kernels, and what to do instead; empty if it can."""
-    import torch._inductor
-
-    if hasattr(torch._inductor, "standalone_compile"):
-        return ""
-    return (
-        "fused=True needs torch._inductor.standalone_compile, which torch "
-        f"{torch.__version__} does not have: install torch 2.8 or later, or set fused=False"
-    )
-
-
-def traced(run: Callable[..., Any], example: list[Any], threads: int) -> Kernel:
-    """Compile a function of a length, vectors and one tensor of numbers, for vectors of any length.
-
-    Args:
-        run: the function.
-        example: example arguments: vectors of length :data:`_TRACING_LENGTH`, and the numbers last.
-        threads: how many threads the kernel uses on a CPU.
-
-    Raises:
-        RuntimeError: if this torch cannot do it, or there is no working compiler, or no writable cache folder.
-    """
-    # These imports take a second, and most programs do not need them.
-    import torch._inductor
-    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from cprop.inductor import options
-
-    try:
-        with compiling(), torch.no_grad():
-            graph = make_fx(run, tracing_mode="symbolic")(*example)
-            choose_products(graph.graph)
-            graph.recompile()
-            return torch._inductor.standalone_compile(
-                graph, example, dynamic_shapes="from_graph", options={"config_patches": options(threads)}
-            )
-    except Exception as error:
-        causes = list(chain_of(error))
-        if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
-            raise RuntimeError(
-                "fused=True needs a C++ compiler, and none works here: install one (Debian: apt install g++), set the "
-                f"environment variable CXX to yours, or set fused=False ({error})"
-            ) from error
-        if any(isinstance(cause, OSError) for cause in causes):
-            raise RuntimeError(
-                "fused=True cannot write to its folder for compiled kernels: set the environment variable "
-                f"TORCHINDUCTOR_CACHE_DIR to a writable folder, or set fused=False ({error})"
-            ) from error
-        raise
-
-
-def choose_products(graph: torch.fx.Graph) -> None:
-    """Fuse the first product into every sum of two products; the second is rounded.
-
-    Left to itself, the compiler chooses for every loop anew, and the last elements of a tensor have a loop of their
-    own. Where GCC does not know the processor, their results depend on how long the tensor is, and those of a shard on
-    where it was cut. Sums of integers stay as they are: a fused one is computed in floating point.
-    """
-    from torch._inductor.inductor_prims import fma
-
-    add, multiply = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
-    for node in list(graph.nodes):
-        products = [x for x in node.args if isinstance(x, torch.fx.Node) and x.target is multiply]
-        if node.target is add and len(products) == 2 and not node.kwargs and node.meta["val"].is_floating_point():
-            first, second = products
-            with graph.inserting_before(node):
-                total = graph.call_function(fma, (*first.args, second))
-            node.replace_all_uses_with(total)
-            for replaced in (node, first):
-                if not replaced.users:
-                    graph.erase_node(replaced)
-
-
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and its causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def vector(device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A vector to trace with."""
-    return torch.empty(_TRACING_LENGTH, dtype=dtype, device=device)
