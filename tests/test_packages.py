@@ -16,13 +16,15 @@ PACKAGES = {
     "cprop_optax": ROOT / "cprop-optax" / "src" / "cprop_optax",
     "evidence": ROOT / "evidence",
     "research": ROOT / "research",
+    "studies": ROOT / "studies",
 }
 BELOW = {
     "cprop": set(),
     "cprop_optax": set(),
     "cprop_lab": {"cprop"},
     "research": {"cprop", "cprop_lab"},
-    "evidence": {"cprop", "cprop_lab", "research"},
+    "studies": {"cprop", "cprop_lab"},
+    "evidence": {"cprop", "cprop_lab", "research", "studies"},
 }
 
 

@@ -103,11 +103,15 @@ def shortened(specification: Specification, iterations: int) -> Specification:
 
 
 def tried(
-    specification: Specification, guess: float, seeds: Iterable[int], places: Iterable[int] = FIRST
+    specification: Specification,
+    guess: float,
+    seeds: Iterable[int],
+    places: Iterable[int] = FIRST,
+    rate: Callable[[float, int], float] = grid,
 ) -> list[Specification]:
-    """The runs of a search that tries some places of the grid."""
+    """The runs of a search that tries some places of the grid; for the arguments see :func:`select`."""
     seeds = tuple(seeds)
-    return [specification.replace(lr=grid(guess, place), seed=seed) for place in places for seed in seeds]
+    return [specification.replace(lr=rate(guess, place), seed=seed) for place in places for seed in seeds]
 
 
 def select(
@@ -117,6 +121,8 @@ def select(
     seeds: Iterable[int] = SEEDS,
     progress: Progress = SILENT,
     later: int = 0,
+    loss: Callable[[Run], float] = final_loss,
+    rate: Callable[[float, int], float] = grid,
 ) -> dict[str, Selection]:
     """Select the learning rates of several optimizers at once: each round is one set of runs for all still searching.
 
@@ -127,13 +133,15 @@ def select(
         seeds: a learning rate's loss is the mean over these.
         progress: told which round of runs follows.
         later: iterations that follow after the selection, for the estimate of the time left.
+        loss: of a run, by which rates are chosen.
+        rate: the learning rate so many places from a guess.
     """
     seeds = tuple(seeds)
     losses: dict[str, dict[int, float]] = {name: {} for name in specifications}
     kept: dict[str, list[Run]] = {name: [] for name in specifications}
     for stage in itertools.count(1):
         wanted = {
-            (name, place): tried(specification, guesses[name], seeds, [place])
+            (name, place): tried(specification, guesses[name], seeds, [place], rate)
             for name, specification in specifications.items()
             for place in candidates(guesses[name], losses[name])
         }
@@ -146,12 +154,12 @@ def select(
         runs = iter(run([specification for group in wanted.values() for specification in group]))
         for (name, place), group in wanted.items():
             done = [next(runs) for _ in group]
-            losses[name][place] = fmean(map(final_loss, done))
+            losses[name][place] = fmean(map(loss, done))
             kept[name] += done
     return {
         name: Selection(
-            grid(guesses[name], choose(found)),
-            {grid(guesses[name], place): found[place] for place in sorted(found)},
+            rate(guesses[name], choose(found)),
+            {rate(guesses[name], place): found[place] for place in sorted(found)},
             kept[name],
         )
         for name, found in losses.items()

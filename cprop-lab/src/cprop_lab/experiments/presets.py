@@ -50,8 +50,9 @@ class Preset:
     lengths: Mapping[str, Length]
 
     def shorter(self, workload: str, selecting: bool) -> bool:
-        """Whether its runs are shorter or fewer than the paper's."""
-        ours, theirs = self.lengths[workload], PAPER.lengths[workload]
+        """Whether its runs are shorter or fewer than the paper's, if that has the workload."""
+        ours = self.lengths[workload]
+        theirs = PAPER.lengths.get(workload, ours)
         cut = ours.selection < theirs.selection if selecting else ours.iterations < theirs.iterations
         return cut or self.seeds < PAPER.seeds
 
