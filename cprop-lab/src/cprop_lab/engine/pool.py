@@ -6,7 +6,7 @@ Ray places the tasks and says which were lost with their process or node; the st
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -172,88 +172,143 @@ class Pool:
             StorageError: if a run cannot store its results.
             TimeoutError: if the cluster has had no machine that can hold a run for too long.
         """
-        store, slots = Store(self.store), self.slots()
-        # On the driver's own node: any other may be lost, and the mailbox with it.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
-        # A process that has imported torch and mapped the data takes the next run, on a GPU too.
-        task: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, max_calls=0)(work)
-        sources = ray.put(self.sources)
-        waiting = deque(runs)
-        theirs: deque[str] = deque()  # other drivers have these
-        lost: dict[str, int] = {}
-        flying: dict[Any, str] = {}
-        errors: dict[Specification, str] = {}
-        said: set[str] = set()
-        looked = time.monotonic()
-        told_of_theirs = False
-
-        def failed(name: str, error: str) -> None:
-            line = error.splitlines()[-1]
-            if line not in said:  # once, however many runs it ends
-                said.add(line)
-                self.progress.failed(runs[name], line)
-
-        def mine(name: str) -> bool:
-            """Whether this driver is to execute a run; another may have it, or have executed it."""
-            if not leases.take(name):
-                theirs.append(name)
-                return False
-            if leases.folder is not None and store.find(name) is not None:
-                leases.release(name)
-                self.progress.ended(runs[name])
-                return False
-            return True
-
+        slots, looked = self.slots(), time.monotonic()
+        sweep = Sweep(self, runs, leases)
         try:
-            while waiting or flying or theirs:
+            while sweep.unfinished:
                 # Some even if no worker is there: an autoscaler starts workers for what is waiting.
-                while waiting and len(flying) < 2 * max(1, slots):
-                    name = waiting.popleft()
-                    if not mine(name):
-                        continue
-                    where = (self.store, self.mark, self.checkpoint_seconds, self.cpus)
-                    flying[task.remote(name, runs[name].to_json(), sources, *where, mailbox)] = name
-                if not flying:
-                    if theirs and not told_of_theirs:
-                        told_of_theirs = True
-                        self.progress.waiting(ELSEWHERE)
-                    time.sleep(EVERY)
-                done = ray.wait(list(flying), num_returns=1, timeout=EVERY)[0] if flying else []
-                for one in done:
-                    name = flying.pop(one)
-                    leases.release(name)
-                    try:
-                        error, row = ray.get(one)
-                    except RayTaskError as raised:
-                        raise raised.cause from None
-                    except RayError as killed:
-                        line = str(killed).strip().splitlines()[0]
-                        failed(name, line)
-                        lost[name] = lost.get(name, 0) + 1
-                        if lost[name] <= self.retries:
-                            waiting.appendleft(name)
-                        else:
-                            errors[runs[name]] = line
-                        continue
-                    if row is not None:
-                        self.progress.evaluated(runs[name], row)
-                    if error:
-                        errors[runs[name]] = error
-                        failed(name, error)
-                    else:
-                        self.progress.ended(runs[name])
+                sweep.start(2 * max(1, slots))
+                for task in sweep.over():
+                    sweep.collect(task)
                 if time.monotonic() - looked >= EVERY:
                     looked = time.monotonic()
                     slots = self.slots()  # a cluster grows and shrinks
-                    while theirs and len(waiting) < 2 * max(1, slots):
-                        waiting.append(theirs.popleft())
-                    under_way = set(flying.values())
-                    for name, row in ray.get(mailbox.empty.remote()).items():
-                        if name in under_way:
-                            self.progress.evaluated(runs[name], row)
+                    sweep.ask_again(2 * max(1, slots))
+                    sweep.show()
         finally:
-            for one in flying:  # the user stopped it
-                ray.cancel(one, force=True)
-            ray.kill(mailbox)
-        return errors
+            sweep.stop()
+        return sweep.errors
+
+
+class Sweep:
+    """Runs on their way through Ray: each waits, flies, is another driver's, or has ended.
+
+    Args:
+        pool: how they are executed.
+        runs: by their id.
+        leases: which of them are this driver's.
+
+    Attributes:
+        waiting: to be started.
+        flying: the run of each of Ray's tasks.
+        theirs: leased by other drivers.
+        lost: how often a run was lost with its process or node.
+        errors: of those that failed for good.
+    """
+
+    def __init__(self, pool: Pool, runs: Mapping[str, Specification], leases: Leases) -> None:
+        self.pool, self.runs, self.leases, self.progress = pool, runs, leases, pool.progress
+        self.waiting, self.theirs = deque(runs), deque[str]()
+        self.flying: dict[Any, str] = {}
+        self.lost = Counter[str]()
+        self.errors: dict[Specification, str] = {}
+        self._said: set[str] = set()
+        self._store = Store(pool.store)
+        # On the driver's own node: any other may be lost, and the mailbox with it.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
+        # A process that has imported torch and mapped the data takes the next run, on a GPU too.
+        self._task: Any = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_retries=0, max_calls=0)(work)
+        self._sources = ray.put(pool.sources)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is anything left to do, or to wait for."""
+        return bool(self.waiting or self.flying or self.theirs)
+
+    def start(self, most: int) -> None:
+        """Start waiting runs, until so many fly."""
+        pool = self.pool
+        where = (self._sources, pool.store, pool.mark, pool.checkpoint_seconds, pool.cpus, self._mailbox)
+        while self.waiting and len(self.flying) < most:
+            name = self.waiting.popleft()
+            if self._mine(name):
+                self.flying[self._task.remote(name, self.runs[name].to_json(), *where)] = name
+
+    def _mine(self, name: str) -> bool:
+        """Whether this driver is to execute a run; another may have it, or have executed it."""
+        if not self.leases.take(name):
+            self.theirs.append(name)
+            return False
+        if self.leases.folder is not None and self._store.find(name) is not None:
+            self.leases.release(name)
+            self.progress.ended(self.runs[name])
+            return False
+        return True
+
+    def over(self) -> list[Any]:
+        """A task that is over, if one is within a moment."""
+        if self.flying:
+            return ray.wait(list(self.flying), num_returns=1, timeout=EVERY)[0]
+        if self.theirs and ELSEWHERE not in self._said:
+            self._said.add(ELSEWHERE)
+            self.progress.waiting(ELSEWHERE)
+        time.sleep(EVERY)
+        return []
+
+    def collect(self, task: Any) -> None:
+        """Take note of how a run ended.
+
+        Raises:
+            StorageError: if it could not store its results.
+        """
+        name = self.flying.pop(task)
+        self.leases.release(name)
+        try:
+            error, row = ray.get(task)
+        except RayTaskError as raised:
+            raise raised.cause from None
+        except RayError as killed:
+            self._retry(name, str(killed).strip().splitlines()[0])
+            return
+        if row is not None:
+            self.progress.evaluated(self.runs[name], row)
+        if error:
+            self.errors[self.runs[name]] = error
+            self._tell(name, error)
+        else:
+            self.progress.ended(self.runs[name])
+
+    def _retry(self, name: str, error: str) -> None:
+        """Start a lost run again, before all others; unless it was lost too often."""
+        self._tell(name, error)
+        self.lost[name] += 1
+        if self.lost[name] <= self.pool.retries:
+            self.waiting.appendleft(name)
+        else:
+            self.errors[self.runs[name]] = error
+
+    def _tell(self, name: str, error: str) -> None:
+        """Tell of an error once, however many runs it ends."""
+        line = error.splitlines()[-1]
+        if line not in self._said:
+            self._said.add(line)
+            self.progress.failed(self.runs[name], line)
+
+    def ask_again(self, most: int) -> None:
+        """Let runs that other drivers had wait once more, as long as fewer than so many do."""
+        while self.theirs and len(self.waiting) < most:
+            self.waiting.append(self.theirs.popleft())
+
+    def show(self) -> None:
+        """Pass on how far the runs under way are."""
+        under_way = set(self.flying.values())
+        for name, row in ray.get(self._mailbox.empty.remote()).items():
+            if name in under_way:
+                self.progress.evaluated(self.runs[name], row)
+
+    def stop(self) -> None:
+        """Cancel what still flies: the user stopped it, or it cannot go on."""
+        for task in self.flying:
+            ray.cancel(task, force=True)
+        ray.kill(self._mailbox)
