@@ -167,11 +167,8 @@ def _engine(
     data: Path | None,
     address: str | None,
     executor: Executor,
-    cpus: int,
-    gpus: float,
     eager: bool,
-    checkpoint_seconds: float | None,
-    wait_for_workers: float,
+    limits: Any,
 ) -> Any:
     from cprop_lab.engine.engine import Engine
     from cprop_lab.engine.live_table import LiveTable
@@ -184,17 +181,7 @@ def _engine(
             f"no C++ compiler {compiler!r} found, which torch needs to compile CProp's step: install one (Debian: "
             "apt install g++), set the environment variable CXX to yours, or pass --eager"
         )
-    return Engine(
-        Store(storage),
-        executor.value,
-        address,
-        cpus,
-        gpus,
-        checkpoint_seconds=checkpoint_seconds,
-        eager=eager,
-        progress=LiveTable(console),
-        wait_for_workers=wait_for_workers,
-    )
+    return Engine(Store(storage), executor.value, address, limits, eager, progress=LiveTable(console))
 
 
 def _filled(storage: str) -> Any:
@@ -267,6 +254,7 @@ def run(
     out: Json = None,
 ) -> None:
     """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
+    from cprop_lab.engine.limits import Limits
     from cprop_lab.experiments import PRESETS
 
     with plain_errors():
@@ -282,7 +270,8 @@ def run(
             _print_plan(chosen.plan(length, select), lambda run: chosen.run(length, run, select), storage, eager)
             return
         _interruptible(time_limit)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds, wait_for_workers)
+        limits = Limits(cpus, gpus, checkpoint_seconds=checkpoint_seconds, wait_for_workers=wait_for_workers)
+        engine = _engine(storage, data, address, executor, eager, limits)
         name = f"{experiment}-{preset.value}"
         runs = _run_and_keep(chosen, length, select, engine, name, _recorded(engine, out))
         if out is not None:
@@ -502,6 +491,7 @@ def compare(
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab import workloads
+    from cprop_lab.engine.limits import Limits
     from cprop_lab.experiments import comparison
     from cprop_lab.run.specification import Specification
 
@@ -526,7 +516,8 @@ def compare(
             _print_plan(plan, protocol, storage, eager)
             return
         _interruptible(time_limit)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds, wait_for_workers)
+        limits = Limits(cpus, gpus, checkpoint_seconds=checkpoint_seconds, wait_for_workers=wait_for_workers)
+        engine = _engine(storage, data, address, executor, eager, limits)
         engine.one_build = not mix_builds
         found = protocol(_recorded(engine, written), progress=engine.progress)
         if written is not None:

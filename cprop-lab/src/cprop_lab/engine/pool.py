@@ -18,6 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cprop_lab.engine.leases import ELSEWHERE, Leases
+from cprop_lab.engine.limits import Limits
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.train import train
 from cprop_lab.registry import load
@@ -59,8 +60,7 @@ def work(
     sources: Sources,
     address: str,
     mark: str,
-    checkpoint_seconds: float | None,
-    threads: int,
+    limits: Limits,
     mailbox: Any = None,
 ) -> tuple[str, Evaluation | None]:
     """Train what the driver asks for, with the driver's code, in a process that Ray may reuse for the next run.
@@ -72,7 +72,7 @@ def work(
     Raises:
         StorageError: if results cannot be stored, which ends the sweep: other runs could not store theirs either.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(limits.cpus)
     sent, last = 0.0, None
 
     def send(row: Evaluation) -> None:
@@ -93,7 +93,7 @@ def work(
             )
         store = Store(address)
         store.look_for(mark)
-        train(specification, store, send, checkpoint_seconds)
+        train(specification, store, send, limits.checkpoint_seconds)
     except StorageError:
         raise
     except Exception as error:
@@ -109,23 +109,15 @@ class Pool:
         store: the address of the store.
         mark: the driver's file in it, which each run looks for.
         sources: the code of users' own tasks and optimizers.
-        cpus: per run.
-        gpus: per run.
-        retries: how often a run whose process or node is lost is started again.
-        checkpoint_seconds: how much work a loss may cost.
+        limits: what a run may take.
         progress: notified of how far it is.
-        wait_for_workers: minutes for which the cluster may have no machine that can hold a run.
     """
 
     store: str
     mark: str
     sources: Sources
-    cpus: int = 1
-    gpus: float = 0
-    retries: int = 3
-    checkpoint_seconds: float | None = None
+    limits: Limits = field(default_factory=Limits)
     progress: Progress = field(default_factory=Progress)
-    wait_for_workers: float = 15.0
     _without_since: float | None = field(default=None, init=False, repr=False)
 
     def slots(self) -> int:
@@ -135,30 +127,23 @@ class Pool:
             TimeoutError: if there have been none for too long.
         """
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        asked = {kind: amount for kind, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
-        # A run does not stretch over two machines.
-        fits = sum(min(int(node.get(kind, 0.0) / amount) for kind, amount in asked.items()) for node in nodes)
-        if fits:
+        if fits := self.limits.fitting(nodes):
             if self._without_since is not None:
                 self._without_since = None
                 self.progress.waiting()
             return fits
-        most = {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in ("CPU", "GPU")}
-        lacking = (
-            f"a run asks for {self.cpus} CPU cores and {self.gpus:g} GPUs, and no machine of the cluster has more than "
-            f"{most['CPU']:g} and {most['GPU']:g}"
-        )
+        lacking, minutes = self.limits.lacking(nodes), self.limits.wait_for_workers
         if self._without_since is None:
             self._without_since = time.monotonic()
             since = datetime.now()
-            until = since + timedelta(minutes=self.wait_for_workers)
+            until = since + timedelta(minutes=minutes)
             self.progress.waiting(
                 f"waiting for workers since {since:%Y-%m-%d %H:%M:%S}, until {until:%Y-%m-%d %H:%M:%S} "
                 f"(--wait-for-workers MINUTES changes this): {lacking}"
             )
-        elif time.monotonic() - self._without_since > 60 * self.wait_for_workers:
+        elif time.monotonic() - self._without_since > 60 * minutes:
             raise TimeoutError(
-                f"no worker for {self.wait_for_workers:g} minutes: {lacking}. Finished work is kept; start workers, "
+                f"no worker for {minutes:g} minutes: {lacking}. Finished work is kept; start workers, "
                 "lower --cpus or --gpus, or give --wait-for-workers more minutes, and run the same command again"
             )
         return 0
@@ -208,6 +193,7 @@ class Sweep:
 
     def __init__(self, pool: Pool, runs: Mapping[str, Specification], leases: Leases) -> None:
         self.pool, self.runs, self.leases, self.progress = pool, runs, leases, pool.progress
+        self.limits = limits = pool.limits
         self.waiting, self.theirs = deque(runs), deque[str]()
         self.flying: dict[Any, str] = {}
         self.lost = Counter[str]()
@@ -218,7 +204,7 @@ class Sweep:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
         # A process that has imported torch and mapped the data takes the next run, on a GPU too.
-        self._task: Any = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_retries=0, max_calls=0)(work)
+        self._task: Any = ray.remote(num_cpus=limits.cpus, num_gpus=limits.gpus, max_retries=0, max_calls=0)(work)
         self._sources = ray.put(pool.sources)
 
     @property
@@ -228,8 +214,7 @@ class Sweep:
 
     def start(self, most: int) -> None:
         """Start waiting runs, until so many fly."""
-        pool = self.pool
-        where = (self._sources, pool.store, pool.mark, pool.checkpoint_seconds, pool.cpus, self._mailbox)
+        where = (self._sources, self.pool.store, self.pool.mark, self.limits, self._mailbox)
         while self.waiting and len(self.flying) < most:
             name = self.waiting.popleft()
             if self._mine(name):
@@ -283,7 +268,7 @@ class Sweep:
         """Start a lost run again, before all others; unless it was lost too often."""
         self._tell(name, error)
         self.lost[name] += 1
-        if self.lost[name] <= self.pool.retries:
+        if self.lost[name] <= self.limits.retries:
             self.waiting.appendleft(name)
         else:
             self.errors[self.runs[name]] = error
