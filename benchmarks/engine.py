@@ -19,11 +19,12 @@ from typing import Any
 BARE = """
 import sys
 from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.limits import Limits
 from cprop_lab.store import Store
 from cprop_lab.run.specification import Specification
 
 runs = [Specification.from_json(text) for text in sys.argv[2:]]
-Engine(Store(sys.argv[1]), executor="process", checkpoint_seconds=1e9).run(runs)
+Engine(Store(sys.argv[1]), executor="process", limits=Limits(checkpoint_seconds=1e9)).run(runs)
 """
 
 

@@ -98,3 +98,17 @@ def test_the_wheel_of_the_library_has_the_library_alone(tmp_path):
     (wheel,) = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert tops == {"cprop", f"cprop-{cprop.__version__}.dist-info"}
+
+
+def functions_of(path):
+    """The functions of a file, each with the number of lines of its body, docstring aside."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[ast.get_docstring(node, clean=False) is not None :]
+            yield f"{node.name}, line {node.lineno}", body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_no_function_is_longer_than_forty_lines():
+    lengths = {(module, name): length for module, path in MODULES.items() for name, length in functions_of(path)}
+    assert len(lengths) > 500
+    assert {name: length for name, length in lengths.items() if length > 40} == {}

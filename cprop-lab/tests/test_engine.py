@@ -17,6 +17,7 @@ from conftest import PYTHONPATH
 
 from cprop_lab.engine.engine import Engine
 from cprop_lab.engine.leases import Leases
+from cprop_lab.engine.limits import Limits
 from cprop_lab.engine.progress import Progress
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
@@ -34,6 +35,7 @@ DRIVER = """
 import json, os, sys
 from cprop_lab.engine import RunsFailedError
 from cprop_lab.engine.engine import RAY, Engine, alone
+from cprop_lab.engine.limits import Limits
 from cprop_lab.store import Store
 from cprop_lab.run.specification import Specification
 
@@ -47,7 +49,7 @@ if nodes := int(sys.argv[3]):
         cluster.add_node(num_cpus=1)
     address = cluster.address
 try:
-    Engine(Store(sys.argv[1]), address=address, checkpoint_seconds=0.5, retries=1).run(runs)
+    Engine(Store(sys.argv[1]), address=address, limits=Limits(checkpoint_seconds=0.5, retries=1)).run(runs)
 except RunsFailedError as error:
     print(error)
 """
@@ -165,8 +167,10 @@ def test_a_killed_node_and_a_killed_driver_leave_no_trace_in_the_results(tmp_pat
 
 EMPTY = """
 import os, sys
+from dataclasses import replace
 from cprop_lab.engine.engine import RAY, Engine, alone
 from cprop_lab.engine.progress import Progress
+from cprop_lab.engine.limits import Limits
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Store
 
@@ -192,10 +196,11 @@ class Scene(Progress):
 
 
 scene = Scene()
-engine = Engine(Store(sys.argv[1]), address=cluster.address, retries=9, checkpoint_seconds=0.1, progress=scene)
+limits = Limits(retries=9, checkpoint_seconds=0.1)
+engine = Engine(Store(sys.argv[1]), address=cluster.address, limits=limits, progress=scene)
 print(len(engine.run([run])), "finished", flush=True)
 cluster.remove_node(scene.worker, allow_graceful=False)
-engine.wait_for_workers, engine.progress = 0.05, Progress()
+engine.limits, engine.progress = replace(limits, wait_for_workers=0.05), Progress()
 try:
     engine.run([run.replace(seed=1)])
 except TimeoutError as error:
@@ -209,7 +214,7 @@ def test_a_cluster_without_any_worker_is_waited_for(tmp_path):
     """At the start, and after the only one was lost; but not for ever."""
     lines = said_by(EMPTY, tmp_path, SLOW.to_json()).splitlines()
     *waits, finished, ended = (line for line in lines if re.match("waiting|no worker|1 fin", line))  # and not Ray's own
-    lacking = r"a run asks for 1 CPU cores and 0 GPUs, and no machine of the cluster has more than 0 and 0"
+    lacking = r"a run asks for 1 CPU cores and 0 GPUs, and no machine has more than 0 and 0"
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     line = rf"waiting for workers since {when}, until {when} \(--wait-for-workers MINUTES changes this\): {lacking}"
     assert len(waits) >= 2  # Ray gives up more nodes on a busy machine
@@ -287,6 +292,7 @@ SHARED = """
 import sys
 from cprop_lab.engine import leases
 from cprop_lab.engine.engine import Engine
+from cprop_lab.engine.limits import Limits
 from cprop_lab.store import Store
 from cprop_lab.run.specification import Specification
 
@@ -295,7 +301,7 @@ run = Specification.from_json(sys.argv[2])
 runs = [run.replace(seed=seed) for seed in range(int(sys.argv[3]))]
 print("ready", flush=True)
 sys.stdin.readline()
-print(len(Engine(Store(sys.argv[1]), executor=sys.argv[4], checkpoint_seconds=0.5).run(runs)))
+print(len(Engine(Store(sys.argv[1]), executor=sys.argv[4], limits=Limits(checkpoint_seconds=0.5)).run(runs)))
 """
 
 
@@ -488,4 +494,4 @@ def test_without_ray_it_says_what_to_do(tmp_path, monkeypatch):
 def test_resources_that_cannot_be_had_are_named_before_ray_is_started(tmp_path, cpus, gpus):
     asks = f"a run asks for {cpus} CPU cores and {gpus:g} GPUs"
     with pytest.raises(ValueError, match=rf"{asks}, and no machine has more than \d+ and \d+: lower --cpus or --gpus"):
-        Engine(Store(tmp_path), cpus=cpus, gpus=gpus).run([QUICK])
+        Engine(Store(tmp_path), limits=Limits(cpus, gpus)).run([QUICK])

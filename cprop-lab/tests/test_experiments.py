@@ -26,7 +26,8 @@ def test_all_are_there():
     boards = ("fmnist-fc", "fmnist-cnn", "ptb-lstm-small", "ptb-transformer", "ptb-transformer-batch-4")
     scoreboards = [f"scoreboard-{board}" for board in (*boards, "ptb-gpt", "ptb-gpt-batch-4")]
     beyond = ["horizon", "overconfidence-lstm", "layer-mean", "shape", "late-start", "late-start-lstm"]
-    assert list(EXPERIMENTS.own) == [*NAMES, *selections, *beyond, "smaller-rates", *scoreboards]
+    beyond += ["smaller-rates", "state-formats"]
+    assert list(EXPERIMENTS.own) == [*NAMES, *selections, *beyond, *scoreboards]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -128,8 +128,9 @@ def test_a_process_that_holds_another_version_refuses(pond):
 @pytest.mark.slow
 def test_a_node_that_would_run_other_code_than_the_driver_refuses(tmp_path):
     from cprop_lab.engine import pool
+    from cprop_lab.engine.limits import Limits
 
     one = Specification("tasks:Blobs", "sgd", lr=0.1)
     task = workloads.sources([one.workload])
-    error, _ = pool.work("0123", one.to_json(), task, str(tmp_path), mark="", checkpoint_seconds=None, threads=1)
+    error, _ = pool.work("0123", one.to_json(), task, str(tmp_path), mark="", limits=Limits())
     assert re.search(r"run 0123 would be run \w{16} on this node.*install the same on all", error)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -166,11 +167,8 @@ def _engine(
     data: Path | None,
     address: str | None,
     executor: Executor,
-    cpus: int,
-    gpus: float,
     eager: bool,
-    checkpoint_seconds: float | None,
-    wait_for_workers: float,
+    limits: Any,
 ) -> Any:
     from cprop_lab.engine.engine import Engine
     from cprop_lab.engine.live_table import LiveTable
@@ -183,17 +181,7 @@ def _engine(
             f"no C++ compiler {compiler!r} found, which torch needs to compile CProp's step: install one (Debian: "
             "apt install g++), set the environment variable CXX to yours, or pass --eager"
         )
-    return Engine(
-        Store(storage),
-        executor.value,
-        address,
-        cpus,
-        gpus,
-        checkpoint_seconds=checkpoint_seconds,
-        eager=eager,
-        progress=LiveTable(console),
-        wait_for_workers=wait_for_workers,
-    )
+    return Engine(Store(storage), executor.value, address, limits, eager, progress=LiveTable(console))
 
 
 def _filled(storage: str) -> Any:
@@ -266,6 +254,7 @@ def run(
     out: Json = None,
 ) -> None:
     """Run an experiment, or continue it, and draw its figure. Finished runs are reused."""
+    from cprop_lab.engine.limits import Limits
     from cprop_lab.experiments import PRESETS
 
     with plain_errors():
@@ -281,32 +270,38 @@ def run(
             _print_plan(chosen.plan(length, select), lambda run: chosen.run(length, run, select), storage, eager)
             return
         _interruptible(time_limit)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds, wait_for_workers)
+        limits = Limits(cpus, gpus, checkpoint_seconds=checkpoint_seconds, wait_for_workers=wait_for_workers)
+        engine = _engine(storage, data, address, executor, eager, limits)
         name = f"{experiment}-{preset.value}"
-
-        runs: dict[str, Any] = {}
-
-        execute = _recorded(engine, out)
-
-        def run_all(specifications: list[Any]) -> list[Any]:
-            done = execute(specifications)
-            runs.update((one.run_id, one) for one in done)
-            return list(done)
-
-        def keep(manifest: dict[str, Any]) -> None:
-            engine.store.write_experiment(name, {**manifest, "command": _command()})
-
-        def begun(manifest: dict[str, Any], specifications: list[Any]) -> None:
-            # So that 'plot' and 'report' can show the finished part of a long experiment.
-            keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
-
-        keep(chosen.run(length, run_all, select, begun, engine.progress))
+        runs = _run_and_keep(chosen, length, select, engine, name, _recorded(engine, out))
         if out is not None:
             _write_verdicts(out, list(runs.values()))
         _show(engine.store, name, lambda ids: [runs[one] for one in ids])
     console.print(f"All experiments on one page: cprop-lab report --storage {storage}", highlight=False, soft_wrap=True)
     if preset is PresetName.smoke:
         console.print("The smoke preset checks that everything works; it says nothing about CProp.", style="yellow")
+
+
+def _run_and_keep(
+    experiment: Any, length: Any, select: bool | None, engine: Any, name: str, execute: Callable[[list[Any]], list[Any]]
+) -> dict[str, Any]:
+    """Run an experiment, keep its manifest, and return its runs by id, those that selected learning rates included."""
+    runs: dict[str, Any] = {}
+
+    def run_all(specifications: list[Any]) -> list[Any]:
+        done = execute(specifications)
+        runs.update((one.run_id, one) for one in done)
+        return done
+
+    def keep(manifest: dict[str, Any]) -> None:
+        engine.store.write_experiment(name, {**manifest, "command": _command()})
+
+    def begun(manifest: dict[str, Any], specifications: list[Any]) -> None:
+        # So that 'plot' and 'report' can show the finished part of a long experiment.
+        keep({**manifest, "runs": list(engine.by_id(specifications)), "timings": []})
+
+    keep(experiment.run(length, run_all, select, begun, engine.progress))
+    return runs
 
 
 def _print_plan(plan: Any, protocol: Callable[[Any], object], storage: str, eager: bool) -> None:
@@ -496,14 +491,9 @@ def compare(
 ) -> None:
     """Does CProp help my training? Select learning rates, train with and without CProp, and print a verdict."""
     from cprop_lab import workloads
+    from cprop_lab.engine.limits import Limits
     from cprop_lab.experiments import comparison
-    from cprop_lab.output.drawing import save
-    from cprop_lab.output.figures import curves
-    from cprop_lab.output.tables import final_values
-    from cprop_lab.run.evaluation import METRICS
     from cprop_lab.run.specification import Specification
-    from cprop_lab.store import measured
-    from cprop_lab.store.builds import mixed
 
     with plain_errors():
         _load(extensions)
@@ -517,39 +507,48 @@ def compare(
             examples=examples or workloads.build(task, {}, batch_size).examples,
         )
         bases = optimizers.split(",")
+        protocol = partial(
+            comparison.compare, specification, bases, seeds=seeds, selection_iterations=selection_iterations
+        )
         if dry_run:
             _use(data)
             plan = comparison.planned(specification, bases, seeds, selection_iterations)
-            _print_plan(
-                plan,
-                lambda run: comparison.compare(specification, bases, run, seeds, selection_iterations),
-                storage,
-                eager,
-            )
+            _print_plan(plan, protocol, storage, eager)
             return
         _interruptible(time_limit)
-        engine = _engine(storage, data, address, executor, cpus, gpus, eager, checkpoint_seconds, wait_for_workers)
+        limits = Limits(cpus, gpus, checkpoint_seconds=checkpoint_seconds, wait_for_workers=wait_for_workers)
+        engine = _engine(storage, data, address, executor, eager, limits)
         engine.one_build = not mix_builds
-        found = comparison.compare(
-            specification, bases, _recorded(engine, written), seeds, selection_iterations, engine.progress
-        )
+        found = protocol(_recorded(engine, written), progress=engine.progress)
         if written is not None:
             _write_verdicts(written, found.runs)
-        told = any(measured(found.runs, metric) for metric in METRICS)
-        panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
-        save(curves(found.runs, panels, title=task), out)
-        console.print()
-        for base, selection in found.selections.items():
-            tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
-            console.print(
-                f"Learning rate of {base}: {selection.lr:g} (training loss by learning rate: {tried})", highlight=False
-            )
-        _print_verdicts(found.pairs, tables=True)
-        _print_note(mixed(found.everything))
-        if len(bases) > len(found.pairs):
-            console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
-            console.print(final_values(found.runs))
-        console.print(f"\nFigure: {out}", highlight=False, soft_wrap=True)
+        _show_comparison(found, task, out)
+
+
+def _show_comparison(found: Any, task: str, out: Path) -> None:
+    """Draw a comparison's curves, and print the learning rates that it selected and its verdicts."""
+    from cprop_lab.output.drawing import save
+    from cprop_lab.output.figures import curves
+    from cprop_lab.output.tables import final_values
+    from cprop_lab.run.evaluation import METRICS
+    from cprop_lab.store import measured
+    from cprop_lab.store.builds import mixed
+
+    told = any(measured(found.runs, metric) for metric in METRICS)
+    panels = ("train_loss", "accuracy" if told else "test_loss", "mean_scale")
+    save(curves(found.runs, panels, title=task), out)
+    console.print()
+    for base, selection in found.selections.items():
+        tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in selection.losses.items())
+        console.print(
+            f"Learning rate of {base}: {selection.lr:g} (training loss by learning rate: {tried})", highlight=False
+        )
+    _print_verdicts(found.pairs, tables=True)
+    _print_note(mixed(found.everything))
+    if len(found.selections) > len(found.pairs):
+        console.print("\nAll of them, those that CProp cannot wrap included:", style="bold")
+        console.print(final_values(found.runs))
+    console.print(f"\nFigure: {out}", highlight=False, soft_wrap=True)
 
 
 @app.command()

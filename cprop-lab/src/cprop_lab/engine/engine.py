@@ -26,8 +26,8 @@ from cprop_lab import source, workloads
 from cprop_lab.engine import ResultsLostError, RunsFailedError, SweepInterruptedError
 from cprop_lab.engine.check import check, trimmed
 from cprop_lab.engine.leases import ELSEWHERE, Leases
+from cprop_lab.engine.limits import Limits
 from cprop_lab.engine.progress import Progress
-from cprop_lab.engine.resources import room
 from cprop_lab.engine.train import train
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
@@ -74,14 +74,10 @@ class Engine:
         store: where results are kept.
         executor: ``"ray"``, or ``"process"`` to execute them one after the other in this process, without Ray.
         address: of a Ray cluster; by default Ray is started on this machine.
-        cpus: per run; as many runs as fit are executed in parallel.
-        gpus: per run (may be fractional).
-        retries: how often a killed run is restarted; a run that raised an exception is not.
-        checkpoint_seconds: how much work a kill may cost a run; by default 30 seconds, or more if writing takes long.
+        limits: what a run may take, and how often one that was lost is repeated.
         eager: whether to use no compiled steps.
         one_build: whether all runs, also of several calls, must be of one build of torch.
         progress: notified of how far it is.
-        wait_for_workers: minutes for which a cluster may have no machine that can hold a run.
 
     Example:
         >>> import tempfile
@@ -93,14 +89,10 @@ class Engine:
     store: Store
     executor: Literal["ray", "process"] = "ray"
     address: str | None = None
-    cpus: int = 1
-    gpus: float = 0
-    retries: int = 3
-    checkpoint_seconds: float | None = None
+    limits: Limits = field(default_factory=Limits)
     eager: bool = False
     one_build: bool = False
     progress: Progress = field(default_factory=Progress)
-    wait_for_workers: float = 15.0
     _builds: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _checked: set[Specification] = field(default_factory=set, init=False, repr=False)
 
@@ -110,7 +102,7 @@ class Engine:
         Raises:
             SweepInterruptedError: if the user stopped it.
             TaskError: if a task would fail in its first step; raised before anything is started.
-            RunsFailedError: if a run raised an exception, or was killed more often than ``retries``.
+            RunsFailedError: if a run raised an exception, or was lost more often than ``limits`` allow.
             StorageError: if the storage is full, read-only, or not shared by all machines.
             ResultsLostError: if runs ended and left no results.
             MixedBuildsError: if there must be one build of torch, and there are several; before anything is started,
@@ -154,7 +146,7 @@ class Engine:
 
     def _check(self, specifications: Iterable[Specification]) -> None:
         """Check each task once; on a cluster only users' own, since the driver may lack the data of the others."""
-        device = torch.device("cpu") if self.executor == "ray" and not self.gpus else None
+        device = torch.device("cpu") if self.executor == "ray" and not self.limits.gpus else None
         for small in dict.fromkeys(map(trimmed, specifications)):
             if small not in self._checked and not (self.address and small.workload in workloads.WORKLOADS):
                 check(small, device)
@@ -163,7 +155,7 @@ class Engine:
 
     def _in_process(self, missing: Mapping[str, Specification], leases: Leases) -> None:
         threads = torch.get_num_threads()
-        torch.set_num_threads(self.cpus)
+        torch.set_num_threads(self.limits.cpus)
         waiting = deque(missing.items())
         refused = 0
         try:
@@ -178,12 +170,8 @@ class Engine:
                     continue
                 refused = 0
                 try:
-                    train(
-                        specification,
-                        self.store,
-                        partial(self.progress.evaluated, specification),
-                        self.checkpoint_seconds,
-                    )
+                    told = partial(self.progress.evaluated, specification)
+                    train(specification, self.store, told, self.limits.checkpoint_seconds)
                 except StorageError:
                     raise
                 except Exception as error:
@@ -198,7 +186,9 @@ class Engine:
         for name, value in (RAY if self.address else RAY | alone()).items():
             os.environ.setdefault(name, value)
         if self.address is None:
-            room({"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}, self.cpus, self.gpus)
+            here = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+            if not self.limits.fitting([here]):
+                raise ValueError(f"{self.limits.lacking([here])}: lower --cpus or --gpus")
         self.progress.waiting("starting Ray" if self.address is None else f"connecting to Ray at {self.address}")
         try:
             import ray
@@ -212,17 +202,7 @@ class Engine:
             self._start(ray)
         self.progress.waiting()
         sources = workloads.sources(run.workload for run in missing.values())
-        pool = Pool(
-            self.store.address,
-            mark,
-            sources,
-            self.cpus,
-            self.gpus,
-            self.retries,
-            self.checkpoint_seconds,
-            self.progress,
-            self.wait_for_workers,
-        )
+        pool = Pool(self.store.address, mark, sources, self.limits, self.progress)
         if errors := pool.run(missing, leases):
             raise _failed(errors, missing)
 

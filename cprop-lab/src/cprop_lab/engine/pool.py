@@ -6,7 +6,7 @@ Ray places the tasks and says which were lost with their process or node; the st
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cprop_lab.engine.leases import ELSEWHERE, Leases
+from cprop_lab.engine.limits import Limits
 from cprop_lab.engine.progress import Progress
 from cprop_lab.engine.train import train
 from cprop_lab.registry import load
@@ -59,8 +60,7 @@ def work(
     sources: Sources,
     address: str,
     mark: str,
-    checkpoint_seconds: float | None,
-    threads: int,
+    limits: Limits,
     mailbox: Any = None,
 ) -> tuple[str, Evaluation | None]:
     """Train what the driver asks for, with the driver's code, in a process that Ray may reuse for the next run.
@@ -72,7 +72,7 @@ def work(
     Raises:
         StorageError: if results cannot be stored, which ends the sweep: other runs could not store theirs either.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(limits.cpus)
     sent, last = 0.0, None
 
     def send(row: Evaluation) -> None:
@@ -93,7 +93,7 @@ def work(
             )
         store = Store(address)
         store.look_for(mark)
-        train(specification, store, send, checkpoint_seconds)
+        train(specification, store, send, limits.checkpoint_seconds)
     except StorageError:
         raise
     except Exception as error:
@@ -109,23 +109,15 @@ class Pool:
         store: the address of the store.
         mark: the driver's file in it, which each run looks for.
         sources: the code of users' own tasks and optimizers.
-        cpus: per run.
-        gpus: per run.
-        retries: how often a run whose process or node is lost is started again.
-        checkpoint_seconds: how much work a loss may cost.
+        limits: what a run may take.
         progress: notified of how far it is.
-        wait_for_workers: minutes for which the cluster may have no machine that can hold a run.
     """
 
     store: str
     mark: str
     sources: Sources
-    cpus: int = 1
-    gpus: float = 0
-    retries: int = 3
-    checkpoint_seconds: float | None = None
+    limits: Limits = field(default_factory=Limits)
     progress: Progress = field(default_factory=Progress)
-    wait_for_workers: float = 15.0
     _without_since: float | None = field(default=None, init=False, repr=False)
 
     def slots(self) -> int:
@@ -135,30 +127,23 @@ class Pool:
             TimeoutError: if there have been none for too long.
         """
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        asked = {kind: amount for kind, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
-        # A run does not stretch over two machines.
-        fits = sum(min(int(node.get(kind, 0.0) / amount) for kind, amount in asked.items()) for node in nodes)
-        if fits:
+        if fits := self.limits.fitting(nodes):
             if self._without_since is not None:
                 self._without_since = None
                 self.progress.waiting()
             return fits
-        most = {kind: max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in ("CPU", "GPU")}
-        lacking = (
-            f"a run asks for {self.cpus} CPU cores and {self.gpus:g} GPUs, and no machine of the cluster has more than "
-            f"{most['CPU']:g} and {most['GPU']:g}"
-        )
+        lacking, minutes = self.limits.lacking(nodes), self.limits.wait_for_workers
         if self._without_since is None:
             self._without_since = time.monotonic()
             since = datetime.now()
-            until = since + timedelta(minutes=self.wait_for_workers)
+            until = since + timedelta(minutes=minutes)
             self.progress.waiting(
                 f"waiting for workers since {since:%Y-%m-%d %H:%M:%S}, until {until:%Y-%m-%d %H:%M:%S} "
                 f"(--wait-for-workers MINUTES changes this): {lacking}"
             )
-        elif time.monotonic() - self._without_since > 60 * self.wait_for_workers:
+        elif time.monotonic() - self._without_since > 60 * minutes:
             raise TimeoutError(
-                f"no worker for {self.wait_for_workers:g} minutes: {lacking}. Finished work is kept; start workers, "
+                f"no worker for {minutes:g} minutes: {lacking}. Finished work is kept; start workers, "
                 "lower --cpus or --gpus, or give --wait-for-workers more minutes, and run the same command again"
             )
         return 0
@@ -172,88 +157,143 @@ class Pool:
             StorageError: if a run cannot store its results.
             TimeoutError: if the cluster has had no machine that can hold a run for too long.
         """
-        store, slots = Store(self.store), self.slots()
-        # On the driver's own node: any other may be lost, and the mailbox with it.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
-        # A process that has imported torch and mapped the data takes the next run, on a GPU too.
-        task: Any = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, max_calls=0)(work)
-        sources = ray.put(self.sources)
-        waiting = deque(runs)
-        theirs: deque[str] = deque()  # other drivers have these
-        lost: dict[str, int] = {}
-        flying: dict[Any, str] = {}
-        errors: dict[Specification, str] = {}
-        said: set[str] = set()
-        looked = time.monotonic()
-        told_of_theirs = False
-
-        def failed(name: str, error: str) -> None:
-            line = error.splitlines()[-1]
-            if line not in said:  # once, however many runs it ends
-                said.add(line)
-                self.progress.failed(runs[name], line)
-
-        def mine(name: str) -> bool:
-            """Whether this driver is to execute a run; another may have it, or have executed it."""
-            if not leases.take(name):
-                theirs.append(name)
-                return False
-            if leases.folder is not None and store.find(name) is not None:
-                leases.release(name)
-                self.progress.ended(runs[name])
-                return False
-            return True
-
+        slots, looked = self.slots(), time.monotonic()
+        sweep = Sweep(self, runs, leases)
         try:
-            while waiting or flying or theirs:
+            while sweep.unfinished:
                 # Some even if no worker is there: an autoscaler starts workers for what is waiting.
-                while waiting and len(flying) < 2 * max(1, slots):
-                    name = waiting.popleft()
-                    if not mine(name):
-                        continue
-                    where = (self.store, self.mark, self.checkpoint_seconds, self.cpus)
-                    flying[task.remote(name, runs[name].to_json(), sources, *where, mailbox)] = name
-                if not flying:
-                    if theirs and not told_of_theirs:
-                        told_of_theirs = True
-                        self.progress.waiting(ELSEWHERE)
-                    time.sleep(EVERY)
-                done = ray.wait(list(flying), num_returns=1, timeout=EVERY)[0] if flying else []
-                for one in done:
-                    name = flying.pop(one)
-                    leases.release(name)
-                    try:
-                        error, row = ray.get(one)
-                    except RayTaskError as raised:
-                        raise raised.cause from None
-                    except RayError as killed:
-                        line = str(killed).strip().splitlines()[0]
-                        failed(name, line)
-                        lost[name] = lost.get(name, 0) + 1
-                        if lost[name] <= self.retries:
-                            waiting.appendleft(name)
-                        else:
-                            errors[runs[name]] = line
-                        continue
-                    if row is not None:
-                        self.progress.evaluated(runs[name], row)
-                    if error:
-                        errors[runs[name]] = error
-                        failed(name, error)
-                    else:
-                        self.progress.ended(runs[name])
+                sweep.start(2 * max(1, slots))
+                for task in sweep.over():
+                    sweep.collect(task)
                 if time.monotonic() - looked >= EVERY:
                     looked = time.monotonic()
                     slots = self.slots()  # a cluster grows and shrinks
-                    while theirs and len(waiting) < 2 * max(1, slots):
-                        waiting.append(theirs.popleft())
-                    under_way = set(flying.values())
-                    for name, row in ray.get(mailbox.empty.remote()).items():
-                        if name in under_way:
-                            self.progress.evaluated(runs[name], row)
+                    sweep.ask_again(2 * max(1, slots))
+                    sweep.show()
         finally:
-            for one in flying:  # the user stopped it
-                ray.cancel(one, force=True)
-            ray.kill(mailbox)
-        return errors
+            sweep.stop()
+        return sweep.errors
+
+
+class Sweep:
+    """Runs on their way through Ray: each waits, flies, is another driver's, or has ended.
+
+    Args:
+        pool: how they are executed.
+        runs: by their id.
+        leases: which of them are this driver's.
+
+    Attributes:
+        waiting: to be started.
+        flying: the run of each of Ray's tasks.
+        theirs: leased by other drivers.
+        lost: how often a run was lost with its process or node.
+        errors: of those that failed for good.
+    """
+
+    def __init__(self, pool: Pool, runs: Mapping[str, Specification], leases: Leases) -> None:
+        self.pool, self.runs, self.leases, self.progress = pool, runs, leases, pool.progress
+        self.limits = limits = pool.limits
+        self.waiting, self.theirs = deque(runs), deque[str]()
+        self.flying: dict[Any, str] = {}
+        self.lost = Counter[str]()
+        self.errors: dict[Specification, str] = {}
+        self._said: set[str] = set()
+        self._store = Store(pool.store)
+        # On the driver's own node: any other may be lost, and the mailbox with it.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
+        # A process that has imported torch and mapped the data takes the next run, on a GPU too.
+        self._task: Any = ray.remote(num_cpus=limits.cpus, num_gpus=limits.gpus, max_retries=0, max_calls=0)(work)
+        self._sources = ray.put(pool.sources)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is anything left to do, or to wait for."""
+        return bool(self.waiting or self.flying or self.theirs)
+
+    def start(self, most: int) -> None:
+        """Start waiting runs, until so many fly."""
+        where = (self._sources, self.pool.store, self.pool.mark, self.limits, self._mailbox)
+        while self.waiting and len(self.flying) < most:
+            name = self.waiting.popleft()
+            if self._mine(name):
+                self.flying[self._task.remote(name, self.runs[name].to_json(), *where)] = name
+
+    def _mine(self, name: str) -> bool:
+        """Whether this driver is to execute a run; another may have it, or have executed it."""
+        if not self.leases.take(name):
+            self.theirs.append(name)
+            return False
+        if self.leases.folder is not None and self._store.find(name) is not None:
+            self.leases.release(name)
+            self.progress.ended(self.runs[name])
+            return False
+        return True
+
+    def over(self) -> list[Any]:
+        """A task that is over, if one is within a moment."""
+        if self.flying:
+            return ray.wait(list(self.flying), num_returns=1, timeout=EVERY)[0]
+        if self.theirs and ELSEWHERE not in self._said:
+            self._said.add(ELSEWHERE)
+            self.progress.waiting(ELSEWHERE)
+        time.sleep(EVERY)
+        return []
+
+    def collect(self, task: Any) -> None:
+        """Take note of how a run ended.
+
+        Raises:
+            StorageError: if it could not store its results.
+        """
+        name = self.flying.pop(task)
+        self.leases.release(name)
+        try:
+            error, row = ray.get(task)
+        except RayTaskError as raised:
+            raise raised.cause from None
+        except RayError as killed:
+            self._retry(name, str(killed).strip().splitlines()[0])
+            return
+        if row is not None:
+            self.progress.evaluated(self.runs[name], row)
+        if error:
+            self.errors[self.runs[name]] = error
+            self._tell(name, error)
+        else:
+            self.progress.ended(self.runs[name])
+
+    def _retry(self, name: str, error: str) -> None:
+        """Start a lost run again, before all others; unless it was lost too often."""
+        self._tell(name, error)
+        self.lost[name] += 1
+        if self.lost[name] <= self.limits.retries:
+            self.waiting.appendleft(name)
+        else:
+            self.errors[self.runs[name]] = error
+
+    def _tell(self, name: str, error: str) -> None:
+        """Tell of an error once, however many runs it ends."""
+        line = error.splitlines()[-1]
+        if line not in self._said:
+            self._said.add(line)
+            self.progress.failed(self.runs[name], line)
+
+    def ask_again(self, most: int) -> None:
+        """Let runs that other drivers had wait once more, as long as fewer than so many do."""
+        while self.theirs and len(self.waiting) < most:
+            self.waiting.append(self.theirs.popleft())
+
+    def show(self) -> None:
+        """Pass on how far the runs under way are."""
+        under_way = set(self.flying.values())
+        for name, row in ray.get(self._mailbox.empty.remote()).items():
+            if name in under_way:
+                self.progress.evaluated(self.runs[name], row)
+
+    def stop(self) -> None:
+        """Cancel what still flies: the user stopped it, or it cannot go on."""
+        for task in self.flying:
+            ray.cancel(task, force=True)
+        ray.kill(self._mailbox)

@@ -38,6 +38,7 @@ PAPERS_FIVE: Final = ("sgd", "adam", "rmsprop", "amsgrad", "adabound")
 OVERCONFIDENCE: Final = (1.0, 3.0, 5.0, 10.0)
 HORIZONS: Final = (0.9, 0.99, 0.999, 0.9999)
 STARTS: Final = (0, 100)
+FORMATS: Final = ("float32", "bfloat16")
 SHAPES: Final = ("root_of_s", "normal", "square_of_s", "fourth_power_of_s")
 # "We start from c = 1, multiplicatively increase it by 3 until it gets worse": it chose 27, so one beyond.
 ALTERNATIVE_OVERCONFIDENCE: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
@@ -234,6 +235,13 @@ _BEYOND: Final = (
                 *(Variant("fmnist-fc", base, places=-places) for places in range(3)),
             ]
         ],
+    ),
+    Experiment(
+        "state-formats",
+        "State in float32 and in bfloat16 (Fashion-MNIST, fully-connected network)",
+        "beyond the paper",
+        "No figure of the paper's: does CProp train as well if its state takes half of the memory?",
+        _varied("fmnist-fc", "adam", cprop_state_dtype=FORMATS),
     ),
 )
 

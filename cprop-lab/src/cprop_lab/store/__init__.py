@@ -7,8 +7,6 @@ pickle except the checkpoint of an unfinished run, which is read with ``weights_
     checkpoints/<run id>.pt               of a run that is not finished
     experiments/<name>-<preset>.json      an experiment's manifest: which runs belong to it
     experiments/<name>-<preset>.parquet   a packed experiment: its manifest and all of its runs
-
-Older versions wrote two files per run, ``.parquet`` with the curves and ``.json`` with the rest. They are read as well.
 """
 
 from cprop_lab.store.rows import SCHEMA, DamagedError, Run, measured

@@ -32,7 +32,6 @@ __all__ = [
     "manifest_of",
     "manifest_text",
     "measured",
-    "row",
     "runs_of",
     "to_row",
     "told",
@@ -141,20 +140,19 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def row(about: Mapping[str, Any] | str, curves: pa.Table) -> pa.Table:
+def _row(about: Mapping[str, Any], curves: pa.Table) -> pa.Table:
     """A run as a table of one row."""
-    text = about if isinstance(about, str) else as_text(about)
     lists = {name: pa.ListArray.from_arrays([0, len(curves)], _one(curves[name])) for name in SCHEMA.names}
-    return pa.table({"identity": [json.loads(text)["identity"]], "about": [text], **lists}, ROWS)
+    return pa.table({"identity": [about["identity"]], "about": [as_text(about)], **lists}, ROWS)
 
 
 def to_row(about: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> pa.Table:
     """A run that has ended as a table of one row, with a checksum of its curves for older versions, and one of all."""
     curves = pa.Table.from_pylist([dict(evaluation) for evaluation in evaluations], schema=SCHEMA)
     plain = json.loads(as_text(about))  # as a reader sees it
-    (columns,) = _columns(row(plain, curves))
+    (columns,) = _columns(_row(plain, curves))
     plain["checksum"] = _checksum(columns)
-    return row({**plain, "row_checksum": _checksum(columns, plain)}, curves)
+    return _row({**plain, "row_checksum": _checksum(columns, plain)}, curves)
 
 
 def as_rows(table: pa.Table) -> pa.Table:

@@ -26,7 +26,6 @@ from cprop_lab.run.identity import resolve, run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store.rows import (
     ROWS,
-    SCHEMA,
     DamagedError,
     Pack,
     Rows,
@@ -35,7 +34,6 @@ from cprop_lab.store.rows import (
     kind_of,
     manifest_of,
     manifest_text,
-    row,
     runs_of,
     to_row,
     told,
@@ -61,9 +59,6 @@ CONNECTIONS: Final = 32
 
 ASIDE: Final = "damaged"
 """The folder of what was damaged; nothing reads it."""
-
-SUFFIXES: Final = (".json", ".parquet", ".arrow")
-"""Of a run's own files, in this version's format and the older one."""
 
 MARKED_FOR: Final = 30 * 24 * 3600.0
 """Seconds after which a mark is deleted, in case its driver was killed."""
@@ -117,7 +112,7 @@ class Store:
             text += ("&" if "?" in text else "?") + "allow_delayed_open=true"  # a small file is one request
         self._files, self._root = fs.FileSystem.from_uri(text)
         self._disk = isinstance(self._files, fs.LocalFileSystem)
-        self._own: dict[str, str] = {}  # runs with a file of their own, and its suffix
+        self._own: set[str] = set()  # runs with a file of their own
         self._packs: dict[str, Pack] = {}
         self._broken: dict[str, str] = {}  # packed experiments that cannot be opened, and what is wrong with each
         self._pack_of: dict[str, Pack] = {}
@@ -178,30 +173,29 @@ class Store:
         with ThreadPoolExecutor(min(CONNECTIONS, len(items))) as pool:
             return list(pool.map(do, items))
 
-    def _found(self, folder: str, *suffixes: str) -> Iterator[tuple[str, str, fs.FileInfo]]:
-        """The files of a folder, by name and suffix; those that are being written are left out."""
+    def _found(self, folder: str, suffix: str) -> Iterator[tuple[str, fs.FileInfo]]:
+        """The files of a folder, by name; those that are being written are left out."""
         selector = fs.FileSelector(self._path(folder), allow_not_found=True)
         for info in self._files.get_file_info(selector):
-            name, dot, suffix = info.base_name.rpartition(".")
-            if name and dot + suffix in suffixes and not name.startswith("."):
-                yield name, dot + suffix, info
+            name = info.base_name.removesuffix(suffix)
+            if name != info.base_name and not name.startswith("."):
+                yield name, info
 
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._files.delete_file(self._path(name))
 
-    def _set_aside(self, *names: str) -> None:
-        """Move files to where nothing reads them."""
-        for name in names:
-            folder = f"{ASIDE}/{name}".rpartition("/")[0]
-            self._files.create_dir(self._path(folder))
-            with suppress(FileNotFoundError):
-                self._files.move(self._path(name), self._path(f"{ASIDE}/{name}"))
+    def _set_aside(self, name: str) -> None:
+        """Move a file to where nothing reads it."""
+        folder = f"{ASIDE}/{name}".rpartition("/")[0]
+        self._files.create_dir(self._path(folder))
+        with suppress(FileNotFoundError):
+            self._files.move(self._path(name), self._path(f"{ASIDE}/{name}"))
 
     def _open_packs(self) -> None:
         """Find the packed experiments; those that have not changed stay open."""
         known, self._packs, self._pack_of, self._broken = self._packs, {}, {}, {}
-        for name, _, info in sorted(self._found("experiments", ".parquet"), key=lambda found: found[0]):
+        for name, info in sorted(self._found("experiments", ".parquet"), key=lambda found: found[0]):
             stamp = (info.mtime_ns, info.size)
             pack = known.get(name)
             if pack is None or pack.stamp != stamp:
@@ -223,8 +217,7 @@ class Store:
     def finished(self) -> set[str]:
         """The ids of all finished runs; what is stored of one may be damaged."""
         # In this order, as packing writes before it deletes: a run that moves meanwhile is seen.
-        found = sorted(self._found("runs", ".json", ".arrow"), key=lambda file: file[1], reverse=True)
-        self._own = {name: suffix for name, suffix, _ in found}  # of a run that has both, .arrow is the newer
+        self._own = {name for name, _ in self._found("runs", ".arrow")}
         self._open_packs()
         return {*self._own, *self._pack_of}
 
@@ -241,19 +234,13 @@ class Store:
         self.forget_checkpoint(name)
 
     def _loose(self, name: str) -> pa.Table | DamagedError | None:
-        """A run's row from a file of its own, in this version's format or the older one."""
-        old = self._own.get(name) == ".json"
-        contents = self._read(f"runs/{name}.json" if old else f"runs/{name}.arrow")
+        """A run's row from a file of its own."""
+        contents = self._read(f"runs/{name}.arrow")
         if contents is None:
             return None
         try:
-            if not old:
-                table = as_rows(pa.ipc.open_file(pa.BufferReader(contents)).read_all())
-                table.validate(full=True)  # else damaged offsets may point anywhere in memory
-            elif (curves := self._read(f"runs/{name}.parquet")) is None:
-                return DamagedError(f"{name}.parquet, its curves, is missing")
-            else:
-                table = row(contents.decode(), pq.ParquetFile(pa.BufferReader(curves)).read().cast(SCHEMA))
+            table = as_rows(pa.ipc.open_file(pa.BufferReader(contents)).read_all())
+            table.validate(full=True)  # else damaged offsets may point anywhere in memory
             return table if table["identity"].to_pylist() == [name] else DamagedError("it is another run's")
         except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
             return DamagedError(f"it cannot be read ({told(error)})")
@@ -284,7 +271,7 @@ class Store:
                 if isinstance(one, Run):
                     yield one
                     continue
-                path = self._path(f"runs/{name}{self._own.get(name)}") if pack is None else pack.path
+                path = self._path(f"runs/{name}.arrow") if pack is None else pack.path
                 wrong = f"cannot be read, {one}: install that version" if one.newer else f"is damaged, {one}"
                 yield DamagedError(f"{path}: run {name} {wrong}", name, one.newer)
 
@@ -412,7 +399,7 @@ class Store:
 
     def _manifests(self) -> dict[str, dict[str, Any] | DamagedError]:
         """The manifests that have a file of their own, and those that are damaged."""
-        loose = [name for name, _, _ in self._found("experiments", ".json")]
+        loose = [name for name, _ in self._found("experiments", ".json")]
         found: dict[str, dict[str, Any] | DamagedError] = {}
         for name, text in zip(loose, self._each(self._read, [f"experiments/{n}.json" for n in loose]), strict=True):
             try:
@@ -441,7 +428,7 @@ class Store:
         for name, wrong in self._broken.items():
             yield f"{wrong}: restore it from a copy, or run {name} again"
         for name, pack in self._packs.items():
-            missing = set(_members(pack.about or {"runs": ()})) - self._own.keys() - self._pack_of.keys()
+            missing = set(_members(pack.about or {"runs": ()})) - self._own - self._pack_of.keys()
             lost = f", of which these are not stored: {', '.join(sorted(missing))}" * bool(missing)
             yield from (f"{pack.path}: {wrong}: run {name} again{lost}" for wrong in pack.wrong)
 
@@ -489,7 +476,7 @@ class Store:
                     self._pack(name, pack.about, pack.read(pack.rows.keys() - bad))
             for one in damaged.get(None, ()):
                 if not one.newer:
-                    self._set_aside(*(f"runs/{one.run}{suffix}" for suffix in SUFFIXES))
+                    self._set_aside(f"runs/{one.run}.arrow")
         return said
 
     def pack(self) -> dict[str, int]:
@@ -530,16 +517,11 @@ class Store:
         for name, about in experiments.items():
             pack = self._packs.get(name)
             # A run that also has a file of its own may be a new one in place of a damaged one.
-            if (
-                pack is None
-                or pack.about != about
-                or members[name] != set(pack.rows)
-                or members[name] & self._own.keys()
-            ):
+            if pack is None or pack.about != about or members[name] != set(pack.rows) or members[name] & self._own:
                 self._pack(name, about, self._tables(members[name]))
             self._delete(f"experiments/{name}.json")
-        packed = [run for run in self._own if any(run in runs for runs in members.values())]
-        list(self._each(self._delete_run, packed))
+        packed = [f"runs/{run}.arrow" for run in self._own if any(run in runs for runs in members.values())]
+        list(self._each(self._delete, packed))
         return {name: len(runs) for name, runs in members.items()}
 
     def _pack(self, name: str, about: Manifest | None, rows: Iterable[Rows]) -> None:
@@ -554,11 +536,6 @@ class Store:
                     if isinstance(table, pa.Table):
                         file.write_table(table.replace_schema_metadata(schema.metadata))
             self._write(f"experiments/{name}.parquet", local)
-
-    def _delete_run(self, name: str) -> None:
-        """Delete a run's own files."""
-        for suffix in SUFFIXES:
-            self._delete(f"runs/{name}{suffix}")
 
     def local(self, folder: str) -> Path | None:
         """A folder of the store, if it lies on this machine."""
