@@ -93,7 +93,7 @@ def check_betas(betas: tuple[Number, Number]) -> None:
 
 ROUNDING: Final = "cprop_stochastic_rounding"
 """Whether a native optimizer rounds bfloat16 parameters stochastically; the wrapper always does."""
-FLAGS: Final = frozenset({ROUNDING, "cprop_foreach", "cprop_fused"})
+SPECIFIC: Final = frozenset({ROUNDING, "cprop_foreach", "cprop_fused"})
 """Settings that only the native optimizers or only the wrapper have."""
 BARE: Final = frozenset({"beta", "c", "measure", "state_dtype"})
 """CProp's settings without their prefix, if they mean nothing else."""
@@ -134,7 +134,7 @@ def refuse_misnamed(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     own = sorted(name for name in known if name.startswith(PREFIX))
     for name in (name for name in group if isinstance(name, str) and name not in known):
         # A group of another class of this package may have its flags, but they must not be set.
-        unset = name in FLAGS and not group[name]
+        unset = name in SPECIFIC and not group[name]
         if name in BARE or (name.startswith(PREFIX) and not unset):
             meant = get_close_matches(PREFIX + name.removeprefix(PREFIX), own, n=1)
             instead = f"write {meant[0]}" if meant else f"choose from {', '.join(own)}"
