@@ -20,7 +20,7 @@ from cprop.measures import Measure
 from cprop.optimizers.around import around
 from cprop.optimizers.base import ActiveGroup, ConformityOptimizer
 from cprop.optimizers.merged_state import MergedState, Statistics, is_own, plain, split
-from cprop.optimizers.settings import ROUNDING, Settings, refuse_misnamed
+from cprop.optimizers.settings import ROUNDING, Settings, documented, refuse_misnamed
 from cprop.optimizers.state import count_up, read_state
 from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
 from cprop.rules import GRAD, MOVED
@@ -94,6 +94,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
     return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], scale_from(x, h, flags.measure))}
 
 
+@documented
 class CProp(ConformityOptimizer):
     r"""Wraps any optimizer, and scales its updates down where past gradients disagree (Algorithm 1).
 
@@ -119,11 +120,7 @@ class CProp(ConformityOptimizer):
 
     Args:
         optimizer: the inner optimizer, new or in mid-training.
-        beta: horizon :math:`\beta` of the statistics; 0.999 looks back about 1,000 steps.
-        c: overconfidence :math:`c`; infinity disables the scaling.
-        eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
-            learning where gradients are below about 1e-6.
-        measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        {beta, c, eps, measure}
         state_dtype: storage format of the statistics: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
         foreach: whether CProp uses the foreach implementation; by default, the inner optimizer's setting.
         fused: whether CProp uses compiled kernels; by default, the inner optimizer's setting.
