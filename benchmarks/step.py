@@ -161,7 +161,11 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 def state_bytes(optimizer: Any) -> int:
     """Bytes that an optimizer keeps between steps: its state, and the wrapper's copy of the parameters."""
-    states = [optimizer.state, getattr(getattr(optimizer, "inner", None), "state", {}), getattr(optimizer, "_kept", {})]
+    states = [
+        optimizer.state,
+        getattr(getattr(optimizer, "inner", None), "state", {}),
+        getattr(optimizer, "_snapshots", {}),
+    ]
     unique = {x.data_ptr(): x.numel() * x.element_size() for state in states for x in tensors_in(dict(state))}
     return sum(unique.values())
 

@@ -278,17 +278,17 @@ def test_the_wrappers_snapshot_is_its_only_temporary_and_its_memory_is_used_agai
     params = [torch.nn.Parameter(torch.randn(64, 32))]
     optimizer = cprop.CProp(torch.optim.SGD(params, lr=0.01))
     train(optimizer, params, 1)
-    (snapshot,) = optimizer._kept.values()
+    (snapshot,) = optimizer._snapshots.values()
     address = snapshot.copy.data_ptr()
     train(optimizer, params, 3)
-    (snapshot,) = optimizer._kept.values()
+    (snapshot,) = optimizer._snapshots.values()
     assert snapshot.copy.data_ptr() == address
     params[0].data = params[0].data.t().contiguous().double()  # another shape and dtype under the same parameter
     optimizer.state.clear()
     train(optimizer, params, 1)
-    (snapshot,) = optimizer._kept.values()
+    (snapshot,) = optimizer._snapshots.values()
     assert (snapshot.copy.shape, snapshot.copy.dtype) == (params[0].shape, torch.float64)
-    assert "_kept" not in copy.deepcopy(optimizer).__dict__
+    assert "_snapshots" not in copy.deepcopy(optimizer).__dict__
 
 
 # --- weights in bfloat16 --------------------------------------------------------------------------

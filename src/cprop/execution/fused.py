@@ -51,10 +51,10 @@ def prepare_fused(rule: Rule, job: Job, flags: Any) -> Callable[[], None]:
         in_parallel = threads if count >= LONG and device.type == "cpu" else 1
         signature = Signature(job.names, dtypes, device, in_parallel, rounding)
         if signature not in kernels:
-            place = (signature.number_dtype, device)
-            if place not in packed:
-                packed[place] = pack(job.scalars, *place)
-            numbers, structure = packed[place]
+            where = (signature.number_dtype, device)
+            if where not in packed:
+                packed[where] = pack(job.scalars, *where)
+            numbers, structure = packed[where]
             kernels[signature] = get_kernel(rule, flags, structure, signature), numbers
         kernel, numbers = kernels[signature]
         if count and first is None:

@@ -94,14 +94,14 @@ def as_vector(tensor: Tensor) -> Tensor:
 
 def draw_of(tensor: Tensor, t: Number, seed: int, flat: bool) -> Draw:
     """What the random bits of a tensor's elements depend on; see :meth:`Job.draw`."""
-    place, shard = positions(tensor), elements(tensor)
-    if isinstance(place, Tensor):
-        return Draw.of(t, seed, positions=as_vector(place) if flat else place)
+    first, shard = positions(tensor), elements(tensor)
+    if isinstance(first, Tensor):
+        return Draw.of(t, seed, positions=as_vector(first) if flat else first)
     if flat or shard.is_contiguous() or not is_dense(shard):
-        return Draw.of(t, seed, place)
+        return Draw.of(t, seed, first)
     in_memory = torch.empty_like(shard, dtype=torch.int32)
     as_vector(in_memory).copy_(torch.arange(shard.numel(), device=shard.device))
-    return Draw.of(t, seed, place, in_memory)
+    return Draw.of(t, seed, first, in_memory)
 
 
 def require_one_shape(names: tuple[str, ...], row: Row) -> None:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from cprop.arithmetic import Number, clamp
 from cprop.measures import Measure
 from cprop.optimizers.adam import AdamFamily, AdamFlags, AdamScalars, adam_step
-from cprop.optimizers.settings import arguments, check_non_negative, require
+from cprop.optimizers.settings import arguments, check_non_negative, documented, require
 from cprop.rules import PARAM
 from cprop.statistics import StatisticsScalars
 
@@ -34,6 +34,7 @@ def adabound(x: Mapping[str, Tensor], h: AdaBoundScalars, flags: AdamFlags) -> d
     return updated
 
 
+@documented
 class CPropAdaBound(AdamFamily):
     r"""AdaBound, scaled down where past gradients disagree.
 
@@ -51,28 +52,19 @@ class CPropAdaBound(AdamFamily):
     shared mean square are as in :class:`CPropAdam`.
 
     Args:
-        params: parameters, named parameters, or param groups, as in torch.
+        {params}
         lr: Adam's learning rate :math:`\gamma`. A scheduler that changes it changes
             :math:`\gamma^*` in proportion.
-        betas: coefficients of Adam's running averages.
+        {betas}
         final_lr: final learning rate :math:`\gamma^*` of SGD.
         gamma: convergence speed :math:`\kappa` of the bounds; the AdaBound paper uses
             ``1 - betas[1]``.
         eps: Adam's :math:`\epsilon`.
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsbound: whether to divide by the running maximum of the mean square.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: whether to use the foreach implementation; by default, as torch would choose.
-        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
-        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
-            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
-        cprop_beta: horizon :math:`\beta` of the statistics.
-        cprop_c: overconfidence :math:`c`; infinity gives plain AdaBound.
-        cprop_eps: :math:`\epsilon` of the standard error.
-        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
-        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
+        {maximize, foreach, fused, capturable}
+        {cprop_beta, cprop_c, cprop_eps, cprop_measure, cprop_state_dtype, cprop_stochastic_rounding}
 
     Example:
         >>> import torch, cprop

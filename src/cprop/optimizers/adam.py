@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from cprop.arithmetic import Number, add, addcdiv, divide, one_minus_power
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
-from cprop.optimizers.settings import arguments, check_betas, check_non_negative
+from cprop.optimizers.settings import arguments, check_betas, check_non_negative, documented
 from cprop.rules import GRAD, PARAM
 from cprop.statistics import (
     MEAN_SQUARE,
@@ -142,6 +142,7 @@ class AdamFamily(NativeOptimizer):
         )
 
 
+@documented
 class CPropAdam(AdamFamily):
     r"""Adam, scaled down where past gradients disagree.
 
@@ -159,26 +160,13 @@ class CPropAdam(AdamFamily):
     For half-precision parameters, the state and the arithmetic are in float32.
 
     Args:
-        params: parameters, named parameters, or param groups, as in torch.
-        lr: learning rate :math:`\gamma`. CProp only scales down, so choose the one that reduces the
-            loss fastest at the start (paper section 4.1).
-        betas: coefficients of Adam's running averages.
+        {params, lr, betas}
         eps: Adam's :math:`\epsilon`.
         weight_decay: L2 penalty, or decoupled decay with ``decoupled_weight_decay``.
         amsgrad: whether to divide by the running maximum of the mean square.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: whether to use the foreach implementation; by default, as torch would choose.
-        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
-        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
-            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
         decoupled_weight_decay: decay the parameter directly, as AdamW does.
-        cprop_beta: horizon :math:`\beta` of the statistics.
-        cprop_c: overconfidence :math:`c`; infinity gives plain Adam.
-        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
-            learning where gradients are below about 1e-6.
-        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
-        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
+        {maximize, foreach, fused, capturable}
+        {cprop_beta, cprop_c, cprop_eps, cprop_measure, cprop_state_dtype, cprop_stochastic_rounding}
 
     Example:
         >>> import torch, cprop
@@ -221,6 +209,7 @@ class CPropAdam(AdamFamily):
         super().__init__(params, arguments(locals()))
 
 
+@documented
 class CPropAdamW(CPropAdam):
     r"""AdamW, scaled down where past gradients disagree. Its weight decay is not scaled.
 
@@ -229,23 +218,12 @@ class CPropAdamW(CPropAdam):
                    - \gamma\, \hat s_t\, \frac{\hat m^{(1)}_t}{\sqrt{\hat v_t} + \epsilon}
 
     Args:
-        params: parameters, named parameters, or param groups, as in torch.
-        lr: learning rate :math:`\gamma`.
-        betas: coefficients of Adam's running averages.
+        {params, lr, betas}
         eps: Adam's :math:`\epsilon`.
         weight_decay: decoupled decay :math:`\lambda`.
         amsgrad: whether to divide by the running maximum of the mean square.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: whether to use the foreach implementation; by default, as torch would choose.
-        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
-        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
-            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
-        cprop_beta: horizon :math:`\beta` of the statistics.
-        cprop_c: overconfidence :math:`c`; infinity gives plain AdamW.
-        cprop_eps: :math:`\epsilon` of the standard error.
-        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
-        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
+        {maximize, foreach, fused, capturable}
+        {cprop_beta, cprop_c, cprop_eps, cprop_measure, cprop_state_dtype, cprop_stochastic_rounding}
 
     Example:
         >>> import torch, cprop

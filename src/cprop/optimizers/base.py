@@ -209,7 +209,7 @@ class ConformityOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._apply_edits()
-        moved = []
+        active = []
         first = 0
         for index, group in enumerate(self.param_groups):
             params, places = [], []
@@ -225,8 +225,8 @@ class ConformityOptimizer(Optimizer):
                     params.append(p)
                     places.append(place)
             first += len(group["params"])
-            moved.append(ActiveGroup(group, params, places))
-        return loss, moved
+            active.append(ActiveGroup(group, params, places))
+        return loss, active
 
     def _counters(self) -> tuple[str, ...]:
         """The step counters of each parameter: CProp's, and the algorithm's own if it has one."""

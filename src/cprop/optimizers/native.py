@@ -80,13 +80,13 @@ class NativeOptimizer(ConformityOptimizer):
         Returns:
             The closure's loss, if a closure was given.
         """
-        loss, moved = self._begin_step(closure)
+        loss, active = self._begin_step(closure)
         runs: list[Callable[[], None]] = []
-        for group, params, places in moved:
+        for group, params, places in active:
             rule, columns = (self.rounded_rule, ROUNDED_COLUMNS) if group[ROUNDING] else (self.rule, COLUMNS)
             (jobs,) = self._jobs(params, self.state, with_scalar_lr(group), columns, places=places)
             runs += prepare(rule, jobs, self._flags(group), self._implementation(params, group))
-        for _, params, _ in moved:
+        for _, params, _ in active:
             count_up([self.state[p][counter] for p in params for counter in self._counters()])
         run_all(runs)
         return loss

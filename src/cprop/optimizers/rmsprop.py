@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from cprop.arithmetic import Number, add, addcdiv, addcmul
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
-from cprop.optimizers.settings import arguments, check_non_negative, require
+from cprop.optimizers.settings import arguments, check_non_negative, documented, require
 from cprop.rules import GRAD, PARAM
 from cprop.statistics import (
     MEAN_SQUARE,
@@ -72,6 +72,7 @@ def rmsprop(x: Mapping[str, Tensor], h: RMSpropScalars, flags: RMSpropFlags) -> 
     return updated
 
 
+@documented
 class CPropRMSprop(NativeOptimizer):
     r"""RMSprop, scaled down where past gradients disagree.
 
@@ -83,24 +84,14 @@ class CPropRMSprop(NativeOptimizer):
     there is no L2 term.
 
     Args:
-        params: parameters, named parameters, or param groups, as in torch.
-        lr: learning rate :math:`\gamma`.
+        {params, lr}
         alpha: coefficient of the running mean square.
         eps: RMSprop's :math:`\epsilon`.
         weight_decay: L2 penalty.
         momentum: momentum of the scaled gradient.
         centered: divide by the standard deviation instead of the root mean square.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: whether to use the foreach implementation; by default, as torch would choose.
-        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
-        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
-            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
-        cprop_beta: horizon :math:`\beta` of the statistics.
-        cprop_c: overconfidence :math:`c`; infinity gives plain RMSprop.
-        cprop_eps: :math:`\epsilon` of the standard error.
-        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
-        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
+        {maximize, foreach, fused, capturable}
+        {cprop_beta, cprop_c, cprop_eps, cprop_measure, cprop_state_dtype, cprop_stochastic_rounding}
 
     Example:
         >>> import torch, cprop

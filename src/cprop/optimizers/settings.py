@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +25,7 @@ __all__ = [
     "check_lr",
     "check_non_negative",
     "complete",
+    "documented",
     "refuse_misnamed",
     "require",
     "settings_of",
@@ -93,7 +96,7 @@ def check_betas(betas: tuple[Number, Number]) -> None:
 
 ROUNDING: Final = "cprop_stochastic_rounding"
 """Whether a native optimizer rounds bfloat16 parameters stochastically; the wrapper always does."""
-FLAGS: Final = frozenset({ROUNDING, "cprop_foreach", "cprop_fused"})
+SPECIFIC: Final = frozenset({ROUNDING, "cprop_foreach", "cprop_fused"})
 """Settings that only the native optimizers or only the wrapper have."""
 BARE: Final = frozenset({"beta", "c", "measure", "state_dtype"})
 """CProp's settings without their prefix, if they mean nothing else."""
@@ -134,7 +137,7 @@ def refuse_misnamed(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     own = sorted(name for name in known if name.startswith(PREFIX))
     for name in (name for name in group if isinstance(name, str) and name not in known):
         # A group of another class of this package may have its flags, but they must not be set.
-        unset = name in FLAGS and not group[name]
+        unset = name in SPECIFIC and not group[name]
         if name in BARE or (name.startswith(PREFIX) and not unset):
             meant = get_close_matches(PREFIX + name.removeprefix(PREFIX), own, n=1)
             instead = f"write {meant[0]}" if meant else f"choose from {', '.join(own)}"
@@ -146,3 +149,55 @@ def refuse_unknown(options: Mapping[str, Any], known: Collection[str]) -> None:
     for name in sorted(set(options) - set(known)):
         instead = f"write {PREFIX}{name}" if PREFIX + name in known else f"choose from {', '.join(known)}"
         raise TypeError(f"unexpected keyword argument {name!r}: {instead}")
+
+
+DESCRIPTIONS: Final = {
+    "params": "parameters, named parameters, or param groups, as in torch.",
+    "lr": r"learning rate :math:`\gamma`. CProp only scales down, so choose the one that reduces the loss fastest at "
+    "the start (paper section 4.1).",
+    "betas": "coefficients of Adam's running averages.",
+    "maximize": "maximize the objective instead of minimizing it.",
+    "foreach": "whether to use the foreach implementation; by default, as torch would choose.",
+    "fused": "whether to use compiled kernels, one per parameter; they are compiled at the first step.",
+    "capturable": "keep the step counters on the parameters' device, without host synchronization. Each parameter is "
+    "then updated separately, even with ``foreach``, because equal step counts cannot be detected.",
+    "cprop_beta": r"horizon :math:`\beta` of the statistics; 0.999 looks back about 1,000 steps.",
+    "cprop_c": "overconfidence :math:`c`; infinity disables the scaling.",
+    "cprop_eps": r":math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down learning where "
+    "gradients are below about 1e-6.",
+    "cprop_measure": "the conformity measure; see :func:`cprop.conformity_scale`.",
+    "cprop_state_dtype": 'storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.',
+    ROUNDING: "round bfloat16 parameters stochastically, so that small updates are not lost.",
+}
+"""What arguments mean that several optimizers have."""
+
+T = TypeVar("T", bound=type)
+
+
+def documented(cls: T) -> T:
+    """A class whose docstring has, for a line ``{name, name}``, the arguments of these names with their descriptions.
+
+    Example:
+        >>> @documented
+        ... class Descent:
+        ...     '''Walks downhill.
+        ...
+        ...     Args:
+        ...         {params, beta}
+        ...     '''
+        >>> print(Descent.__doc__.splitlines()[3].strip())
+        params: parameters, named parameters, or param groups, as in torch.
+    """
+
+    def described(line: re.Match[str]) -> str:
+        return "\n".join(entry(name, indent=line[1]) for name in line[2].split(", "))
+
+    def entry(name: str, indent: str) -> str:
+        text = f"{name}: {DESCRIPTIONS.get(name) or DESCRIPTIONS[PREFIX + name]}"
+        return textwrap.fill(
+            text, 120, initial_indent=indent, subsequent_indent=indent + " " * 4, break_on_hyphens=False
+        )
+
+    if cls.__doc__:  # python -OO has none
+        cls.__doc__ = re.sub(r"(?m)^( *)\{([\w, ]+)\}$", described, cls.__doc__)
+    return cls

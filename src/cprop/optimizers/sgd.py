@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from cprop.arithmetic import Number, add
 from cprop.measures import Measure
 from cprop.optimizers.native import NativeOptimizer
-from cprop.optimizers.settings import arguments, check_non_negative, require
+from cprop.optimizers.settings import arguments, check_non_negative, documented, require
 from cprop.rules import GRAD, PARAM
 from cprop.statistics import StatisticsScalars, scale_from, update_statistics
 
@@ -52,6 +52,7 @@ def sgd(x: Mapping[str, Tensor], h: SGDScalars, flags: SGDFlags) -> dict[str, Te
     return updated
 
 
+@documented
 class CPropSGD(NativeOptimizer):
     r"""Stochastic gradient descent, scaled down where past gradients disagree.
 
@@ -63,25 +64,13 @@ class CPropSGD(NativeOptimizer):
     gradient :math:`g_t` without the L2 term. The whole update is scaled, including the L2 term.
 
     Args:
-        params: parameters, named parameters, or param groups, as in torch.
-        lr: learning rate :math:`\gamma`. CProp only scales down, so choose the one that reduces the
-            loss fastest at the start (paper section 4.1).
+        {params, lr}
         momentum: momentum :math:`\mu`.
         dampening: dampening :math:`\tau` of the momentum.
         weight_decay: L2 penalty :math:`\lambda`.
         nesterov: whether to use Nesterov momentum.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: whether to use the foreach implementation; by default, as torch would choose.
-        fused: whether to use compiled kernels, one per parameter; they are compiled at the first step.
-        capturable: keep the step counters on the parameters' device, without host synchronization. Each parameter is
-            then updated separately, even with ``foreach``, because equal step counts cannot be detected.
-        cprop_beta: horizon :math:`\beta` of the statistics.
-        cprop_c: overconfidence :math:`c`; infinity gives plain SGD.
-        cprop_eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
-            learning where gradients are below about 1e-6.
-        cprop_measure: the conformity measure; see :func:`cprop.conformity_scale`.
-        cprop_state_dtype: storage format of the state: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
-        cprop_stochastic_rounding: round bfloat16 parameters stochastically, so that small updates are not lost.
+        {maximize, foreach, fused, capturable}
+        {cprop_beta, cprop_c, cprop_eps, cprop_measure, cprop_state_dtype, cprop_stochastic_rounding}
 
     Example:
         >>> import torch, cprop

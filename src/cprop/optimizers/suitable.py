@@ -56,16 +56,16 @@ def refuse_unsuitable(optimizer: Optimizer) -> None:
         )
 
 
-def warn_of_weights_in_state(inner: Optimizer, moved: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+def warn_of_weights_in_state(inner: Optimizer, updates: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
     """Warn if an inner optimizer keeps weights in its state, where they are not scaled.
 
     Args:
         inner: the optimizer.
-        moved: parameters after its step, their values before it, and their gradients.
+        updates: parameters after its step, their values before it, and their gradients.
     """
     key = None
     with suppress(Exception):  # a diagnostic must not stop the training, whatever the state consists of
-        key = weights_in_state(inner, moved)
+        key = weights_in_state(inner, updates)
     if key is not None:
         warnings.warn(
             f"{type(inner).__name__} keeps weights in its state ({key!r}), which CProp does not scale: if its "
@@ -74,10 +74,10 @@ def warn_of_weights_in_state(inner: Optimizer, moved: Iterable[tuple[Tensor, Ten
         )
 
 
-def weights_in_state(inner: Optimizer, moved: Iterable[tuple[Tensor, Tensor, Tensor]]) -> str | None:
+def weights_in_state(inner: Optimizer, updates: Iterable[tuple[Tensor, Tensor, Tensor]]) -> str | None:
     """The first key of an optimizer's state that holds weights; arguments as above."""
     groups = {p: group for group in inner.param_groups for p in group["params"]}
-    for p, before, g in islice(moved, 20):  # a few are enough, and each one synchronizes with its device
+    for p, before, g in islice(updates, 20):  # a few are enough, and each one synchronizes with its device
         for key, value in inner.state.get(p, {}).items():
             with suppress(Exception):  # a tensor of another class, such as a quantized one, may support next to nothing
                 if not key.startswith(PREFIX) and holds_weights(value, before, g, groups[p]):

@@ -20,7 +20,7 @@ from cprop.measures import Measure
 from cprop.optimizers.around import around
 from cprop.optimizers.base import ActiveGroup, ConformityOptimizer
 from cprop.optimizers.merged_state import MergedState, Statistics, is_own, plain, split
-from cprop.optimizers.settings import ROUNDING, Settings, refuse_misnamed
+from cprop.optimizers.settings import ROUNDING, Settings, documented, refuse_misnamed
 from cprop.optimizers.state import count_up, read_state
 from cprop.optimizers.suitable import refuse_unsuitable, warn_of_weights_in_state
 from cprop.rules import GRAD, MOVED
@@ -94,6 +94,7 @@ def rescale_update(x: Mapping[str, Tensor], h: StatisticsScalars, flags: Wrapper
     return {MOVED: torch.lerp(x[SNAPSHOT], x[MOVED], scale_from(x, h, flags.measure))}
 
 
+@documented
 class CProp(ConformityOptimizer):
     r"""Wraps any optimizer, and scales its updates down where past gradients disagree (Algorithm 1).
 
@@ -119,11 +120,7 @@ class CProp(ConformityOptimizer):
 
     Args:
         optimizer: the inner optimizer, new or in mid-training.
-        beta: horizon :math:`\beta` of the statistics; 0.999 looks back about 1,000 steps.
-        c: overconfidence :math:`c`; infinity disables the scaling.
-        eps: :math:`\epsilon` of the standard error. It is absolute: the paper's 1e-8 slows down
-            learning where gradients are below about 1e-6.
-        measure: the conformity measure; see :func:`cprop.conformity_scale`.
+        {beta, c, eps, measure}
         state_dtype: storage format of the statistics: ``"float32"``, or ``"bfloat16"`` with stochastic rounding.
         foreach: whether CProp uses the foreach implementation; by default, the inner optimizer's setting.
         fused: whether CProp uses compiled kernels; by default, the inner optimizer's setting.
@@ -230,13 +227,13 @@ class CProp(ConformityOptimizer):
     def state(self, state: Any) -> None:
         entries = {key: plain(value) for key, value in state.items()}
         self.inner.state = defaultdict(dict)
-        self._beside.statistics.clear()
+        self._kept.statistics.clear()
         self._state.update(entries)
 
     @property
     def _own_state(self) -> Statistics:
         self._take_statistics()
-        return self._beside.statistics
+        return self._kept.statistics
 
     def _take_statistics(self) -> None:
         """Take statistics out of the inner optimizer's state, where a checkpoint or an old pickle may have put them.
@@ -244,7 +241,7 @@ class CProp(ConformityOptimizer):
         Raises:
             RuntimeError: if torch has rounded them.
         """
-        kept, state = self._beside, self.inner.state
+        kept, state = self._kept, self.inner.state
         if kept.searched is state or torch.compiler.is_compiling():
             return
         for group in self.param_groups:
@@ -266,7 +263,7 @@ class CProp(ConformityOptimizer):
 
     def _complete_groups(self) -> None:
         # A group may have been added to the inner optimizer, or replaced when a checkpoint was loaded into it.
-        settings = self._beside.settings
+        settings = self._kept.settings
         for index, group in enumerate(self.param_groups):
             if missing := settings.keys() - group.keys():
                 before, _ = self._seen.get(index, (settings, None))
@@ -277,7 +274,7 @@ class CProp(ConformityOptimizer):
         return {"inner": self.inner, "defaults": self.defaults, "statistics": self._own_state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = self._beside = kept_with(state["inner"])
+        kept = self._kept = kept_with(state["inner"])
         kept.settings = {name: value for name, value in state["defaults"].items() if name.startswith(PREFIX)}
         kept.statistics.update(state.get("statistics", {}))
         self._state = MergedState(state["inner"], kept.statistics)
@@ -310,14 +307,14 @@ class CProp(ConformityOptimizer):
         Returns:
             The closure's loss, if a closure was given.
         """
-        loss, moved = self._begin_step(closure)
+        loss, active = self._begin_step(closure)
         statistics = self._own_state
-        moved = list(map(unique, moved))
-        counted = self._already_counted(moved)
+        active = list(map(unique, active))
+        counted = self._already_counted(active)
         if counted:
-            count_up([statistics[p][STEP] for _, params, _ in moved for p in params], -1.0)
-        observations, scalings, rescaled = self._prepare(moved, statistics)
-        for _, params, _ in moved:
+            count_up([statistics[p][STEP] for _, params, _ in active for p in params], -1.0)
+        observations, scalings, rescaled = self._prepare(active, statistics)
+        for _, params, _ in active:
             count_up([statistics[p][STEP] for p in params])
         try:
             if not counted:
@@ -331,7 +328,7 @@ class CProp(ConformityOptimizer):
                 for row in job.rows:
                     row[0].copy_(row[1])
             if counted:
-                self._counted = gradient_versions(moved)
+                self._counted = gradient_versions(active)
             raise
         if not self.__dict__.setdefault("_warned", torch.compiler.is_compiling()):
             self._warned = True
@@ -341,13 +338,13 @@ class CProp(ConformityOptimizer):
         return loss
 
     def _prepare(
-        self, moved: list[ActiveGroup], statistics: Statistics
+        self, active: list[ActiveGroup], statistics: Statistics
     ) -> tuple[list[Callable[[], None]], list[Callable[[], None]], list[Job]]:
         """What runs before the inner optimizer's step and after it, and on which parameters."""
         observations: list[Callable[[], None]] = []
         scalings: list[Callable[[], None]] = []
         rescaled: list[Job] = []
-        for group, params, places in moved:
+        for group, params, places in active:
             flags, implementation = WrapperFlags(group["cprop_measure"]), self._implementation(params, group)
             before, after = self._jobs(
                 params,
@@ -362,11 +359,11 @@ class CProp(ConformityOptimizer):
             rescaled += after
         return observations, scalings, rescaled
 
-    def _already_counted(self, moved: list[ActiveGroup]) -> bool:
+    def _already_counted(self, active: list[ActiveGroup]) -> bool:
         """Whether the statistics have these gradients, from a step that failed."""
         if torch.compiler.is_compiling() or "_counted" not in self.__dict__:
             return False
-        before, now = self.__dict__.pop("_counted"), gradient_versions(moved)
+        before, now = self.__dict__.pop("_counted"), gradient_versions(active)
         return len(before) == len(now) and all(
             a() is b() and version == version_now for (a, version), (b, version_now) in zip(before, now, strict=True)
         )
@@ -411,12 +408,12 @@ class CProp(ConformityOptimizer):
         """
         if not p.is_cpu or torch.compiler.is_compiling():
             return p.detach().clone()
-        kept: dict[int, Snapshot] = self.__dict__.setdefault("_kept", {})
+        snapshots: dict[int, Snapshot] = self.__dict__.setdefault("_snapshots", {})
         key = id(p)
-        known = kept.get(key)
+        known = snapshots.get(key)
         if known is None or known.of() is not p or not alike(known.copy, p):
-            of = weakref.ref(p, lambda _: kept.pop(key, None))
-            known = kept[key] = Snapshot(of, torch.empty_like(p, requires_grad=False))
+            of = weakref.ref(p, lambda _: snapshots.pop(key, None))
+            known = snapshots[key] = Snapshot(of, torch.empty_like(p, requires_grad=False))
         return known.copy.copy_(p)
 
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -437,7 +434,7 @@ class CProp(ConformityOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if self.inner.state.get(p) and STEP not in self._own_state.get(p, {}):
-                    self._beside.statistics[p].update(self._placeholder(p, group))
+                    self._kept.statistics[p].update(self._placeholder(p, group))
 
     def _packed_state(self) -> dict[str, Any]:
         state_dict = self.inner.state_dict()
@@ -482,9 +479,9 @@ class CProp(ConformityOptimizer):
             raise
         for group, saved_group in zip(self.param_groups, saved_groups, strict=True):
             group[checkpoint.MEASURE] = saved_group[checkpoint.MEASURE]
-        self._beside.searched = self.inner.state
-        self._beside.statistics.clear()
-        self._beside.statistics.update(statistics)
+        self._kept.searched = self.inner.state
+        self._kept.statistics.clear()
+        self._kept.statistics.update(statistics)
         self._start_statistics()
 
 
@@ -508,9 +505,9 @@ def unique(active: ActiveGroup) -> ActiveGroup:
     return active._replace(params=list(reversed(places)), places=list(reversed(places.values())))
 
 
-def gradient_versions(moved: list[ActiveGroup]) -> list[tuple[TensorWeakRef, int | None]]:
+def gradient_versions(active: list[ActiveGroup]) -> list[tuple[TensorWeakRef, int | None]]:
     """The gradients of all parameters, and how often each was written to."""
-    gradients = [p.grad for _, params, _ in moved for p in params if p.grad is not None]
+    gradients = [p.grad for _, params, _ in active for p in params if p.grad is not None]
     return [(TensorWeakRef(g), None if g.is_inference() else g._version) for g in gradients]
 
 
