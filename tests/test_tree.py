@@ -67,7 +67,7 @@ def test_every_module_of_the_library_is_on_the_page(page):
 
 
 def order():
-    """The modules and folders of the library as CONTRIBUTING.md orders them: what imports stands before what it imports."""
+    """The library's modules and folders as CONTRIBUTING.md orders them: what imports is before what it imports."""
     (said,) = re.findall(r"Imports go one way: ([^.]+)\.", (ROOT / "CONTRIBUTING.md").read_text())
     return [re.findall(r"`(\w+)`", stage) for stage in said.split("→")]
 
