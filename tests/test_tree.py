@@ -66,6 +66,25 @@ def test_every_module_of_the_library_is_on_the_page(page):
     assert [name for name in modules if not re.search(rf"(?<![\w/]){re.escape(name)}", text)] == []
 
 
+def order():
+    """The library's modules and folders as CONTRIBUTING.md orders them: what imports is before what it imports."""
+    (said,) = re.findall(r"Imports go one way: ([^.]+)\.", (ROOT / "CONTRIBUTING.md").read_text())
+    return [re.findall(r"`(\w+)`", stage) for stage in said.split("→")]
+
+
+def test_imports_go_the_way_that_the_page_says():
+    stage = {name: number for number, names in enumerate(order()) for name in names}
+    seen = set()
+    for path in (ROOT / "src" / "cprop").rglob("*.py"):
+        ours = path.relative_to(ROOT / "src" / "cprop").parts[0].removesuffix(".py")
+        for theirs in re.findall(r"(?m)^\s*from cprop(?:\.(\w+)\S*)? import (\w+)", path.read_text()):
+            found = next((name for name in theirs if name in stage), None)
+            if ours in stage and found:
+                assert ours == found or stage[ours] < stage[found], (ours, found)
+                seen |= {ours, found}
+    assert seen == set(stage)
+
+
 def commands():
     """Every line of a code block, and every code span, with its page."""
     for page in (path for path in FILES if path.endswith(".md")):
