@@ -131,27 +131,8 @@ def epsilon() -> str:
         for (workload, base, smaller, iterations), of in by_case.items()
     ]
     headings = ["training loss", "steps", "seeds", "eps = 1e-8", "eps = 0", "difference"]
-    how = "Made by `python -m benchmarks.epsilon`: mean and standard deviation over seeds."
+    how = "Made by `python -m evidence.epsilon`: mean and standard deviation over seeds."
     return f"{Table(headings, rows).markdown()}\n\n{how}"
-
-
-def time_to_target() -> str:
-    """Seconds to the plain optimizer's final loss."""
-    rows = [
-        [
-            run["optimizer"],
-            str(run["seed"]),
-            f"{run['target']:.4f}",
-            f"{run['plain']['seconds']:.1f}",
-            f"{run['cprop']['seconds']:.1f}",
-            f"{run['cprop']['iterations']:,}",
-            f"{run['speedup']:.2f}",
-        ]
-        for run in results("time_to_target")["results"]
-    ]
-    return Table(
-        ["optimizer", "seed", "target", "plain, s", "CProp, s", "CProp, iterations", "speed-up"], rows
-    ).markdown()
 
 
 def preemption() -> str:
@@ -392,7 +373,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "limits": limits,
     "formats": formats,
     "epsilon": epsilon,
-    "time to target": time_to_target,
     "preemption": preemption,
     "lstm": lstm,
     "cost by bytes": cost_by_bytes,

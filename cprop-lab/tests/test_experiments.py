@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_learning_rate import Phases
+from test_selection import Phases
 
 from cprop_lab.engine.engine import Engine
 from cprop_lab.experiments import EXPERIMENTS, PRESETS, Variant

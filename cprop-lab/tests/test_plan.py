@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cprop_lab.cli import app
 from cprop_lab.experiments import EXPERIMENTS
 from cprop_lab.experiments.comparison import compare, planned
-from cprop_lab.experiments.learning_rate import STAGES, grid
+from cprop_lab.experiments.selection import STAGES, grid
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Run, Store

@@ -11,7 +11,7 @@ from test_figures import AS_FAST, FASTER, MADE, NEVER, PLAIN, specification, wri
 from cprop_lab.analysis.pairs import pairs
 from cprop_lab.analysis.verdict import verdict
 from cprop_lab.output.figures import draw
-from cprop_lab.output.page import write as write_page
+from cprop_lab.output.report import write as write_page
 from cprop_lab.store import Store
 
 

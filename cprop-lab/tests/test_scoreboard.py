@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from test_experiments import SMALL
 from test_figures import specification, write
-from test_learning_rate import Phases
+from test_selection import Phases
 
 from cprop_lab import workloads
 from cprop_lab.analysis import scoreboard
@@ -19,7 +19,7 @@ from cprop_lab.experiments import EXPERIMENTS, PRESETS
 from cprop_lab.experiments import scoreboard as protocol
 from cprop_lab.output import figures, tables
 from cprop_lab.output.drawing import to_svg
-from cprop_lab.output.page import write as write_page
+from cprop_lab.output.report import write as write_page
 from cprop_lab.run.names import parse
 from cprop_lab.store import Store
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from test_learning_rate import Phases
+from test_selection import Phases
 
 from cprop_lab.analysis.curves import reached, smoothed, when
 from cprop_lab.analysis.pairs import Pair, outcome, pairs, pairs_of

@@ -436,11 +436,11 @@ def report(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page on all experiments: figures, verdicts, and how each run was made."""
-    from cprop_lab.output import page
+    from cprop_lab.output.report import write
 
     with plain_errors():
         _load(extensions)
-        page.write(_filled(storage), out)
+        write(_filled(storage), out)
     console.print(f"Written: {out}", highlight=False, soft_wrap=True)
 
 

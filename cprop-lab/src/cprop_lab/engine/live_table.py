@@ -38,7 +38,7 @@ class LiveTable(Progress):
         self.past, self.present, self.worked = 0, 0, 0
         self.runs, self.runs_ended = 0, 0
         self.began: float | None = None
-        self.moved: float | None = None
+        self.reported: float | None = None
         self.since = time.monotonic()
 
     # How far it is.
@@ -59,9 +59,9 @@ class LiveTable(Progress):
         rows = list(self.rows.items())  # as it is drawn by a thread, while runs come and go
         worked = self.worked + sum(row["step"] - self.first.get(run, row["step"]) for run, row in rows)
         remaining = self.past + self.present + self.later - self.done
-        if self.moved is None or not worked or not remaining:
+        if self.reported is None or not worked or not remaining:
             return ""
-        seconds = (time.monotonic() - self.moved) / worked * remaining
+        seconds = (time.monotonic() - self.reported) / worked * remaining
         if seconds < 60:
             return "less than a minute left"
         return f"about {math.ceil(seconds / 60)} min left" if seconds < 7200 else f"about {seconds / 3600:.0f} h left"
@@ -99,7 +99,7 @@ class LiveTable(Progress):
     def evaluated(self, specification: Specification, evaluation: Evaluation) -> None:
         """Show how far a run is; with the step at which it began, if rows before this one were left out."""
         self.first.setdefault(specification, evaluation["began" if "began" in evaluation else "step"])
-        self.moved = self.moved or time.monotonic()
+        self.reported = self.reported or time.monotonic()
         self.rows[specification] = evaluation
 
     def ended(self, specification: Specification) -> None:

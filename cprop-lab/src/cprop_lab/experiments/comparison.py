@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cprop_lab.analysis.pairs import Pair, pairs
 from cprop_lab.engine.progress import SILENT, Progress
-from cprop_lab.experiments import learning_rate
+from cprop_lab.experiments import selection
 from cprop_lab.experiments.plan import Plan
 from cprop_lab.run.names import parse
 from cprop_lab.run.specification import Specification
@@ -26,14 +26,14 @@ class Comparison:
         pairs: the runs of each optimizer without and with CProp.
     """
 
-    selections: Mapping[str, learning_rate.Selection]
+    selections: Mapping[str, selection.Selection]
     runs: Sequence[Run]
     pairs: Mapping[str, Pair]
 
     @property
     def everything(self) -> list[Run]:
         """Also the runs that selected the learning rates."""
-        return [*self.runs, *(run for selection in self.selections.values() for run in selection.runs)]
+        return [*self.runs, *(run for found in self.selections.values() for run in found.runs)]
 
 
 def compare(
@@ -41,7 +41,7 @@ def compare(
     bases: Sequence[str],
     run: Callable[[list[Specification]], list[Run]],
     seeds: int = 3,
-    selection_iterations: int = learning_rate.ITERATIONS,
+    selection_iterations: int = selection.ITERATIONS,
     progress: Progress = SILENT,
 ) -> Comparison:
     """Select a learning rate for each plain optimizer, then run each without and with CProp at that rate.
@@ -61,7 +61,7 @@ def compare(
         ValueError: if an optimizer is unknown, or named with CProp; before anything is run.
     """
     later = sum(one.iterations for one in compared(specification, bases, seeds))
-    selections = learning_rate.select(
+    selections = selection.select(
         _short(specification, bases, selection_iterations),
         run,
         {base: parse(base).recipe.guess for base in bases},
@@ -78,7 +78,7 @@ def planned(
     specification: Specification,
     bases: Sequence[str],
     seeds: int = 3,
-    selection_iterations: int = learning_rate.ITERATIONS,
+    selection_iterations: int = selection.ITERATIONS,
 ) -> Plan:
     """The runs of a comparison, as far as they are known before; for the arguments see :func:`compare`."""
     short = _short(specification, bases, selection_iterations)
@@ -86,16 +86,16 @@ def planned(
         [
             run
             for base, one in short.items()
-            for run in learning_rate.tried(one, parse(base).recipe.guess, range(seeds), places)
+            for run in selection.tried(one, parse(base).recipe.guess, range(seeds), places)
         ]
-        for places in (learning_rate.FIRST, learning_rate.ALL)
+        for places in (selection.FIRST, selection.ALL)
     )
     return Plan(first, possible, compared(specification, bases, seeds))
 
 
 def _short(specification: Specification, bases: Iterable[str], iterations: int) -> dict[str, Specification]:
     """The run that selects a learning rate, by optimizer."""
-    short = learning_rate.shortened(specification, min(iterations, specification.iterations))
+    short = selection.shortened(specification, min(iterations, specification.iterations))
     return {base: short.replace(optimizer=base) for base in bases}
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from cprop_lab.engine.progress import SILENT, Progress
-from cprop_lab.experiments import learning_rate, rates
+from cprop_lab.experiments import rates, selection
 from cprop_lab.experiments.plan import Plan
 from cprop_lab.experiments.presets import Preset
 from cprop_lab.run.names import CPROP_DEFAULTS, FLAGS, OptimizerName, parse
@@ -84,7 +84,7 @@ class Variant:
 
     def rate(self, selected: float) -> float:
         """Its learning rate, given the one selected for its setting."""
-        return learning_rate.grid(selected, self.places) if self.lr is None else self.lr
+        return selection.grid(selected, self.places) if self.lr is None else self.lr
 
     def specification(self, preset: Preset, lr: float, seed: int = 0, selecting: bool = False) -> Specification:
         """Its run at a preset's length."""
@@ -108,7 +108,7 @@ class Variant:
             evaluate_every=max(1, length.iterations // length.evaluations),
             examples=length.examples,
         )
-        return learning_rate.shortened(whole, length.selection) if selecting else whole
+        return selection.shortened(whole, length.selection) if selecting else whole
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Experiment:
             settings = {setting: selections[setting].lr for setting in settings}
         manifest = self.manifest(preset, settings)
         if self.kind == "learning-rates":
-            runs = [one for selection in selections.values() for one in selection.runs]
+            runs = [one for found in selections.values() for one in found.runs]
         else:
             specifications = self.specifications(preset, settings)
             if begun is not None:
@@ -217,7 +217,7 @@ class Experiment:
         if self.kind != "learning-rates":
             return self.specifications(preset, {})
         return [
-            variant.specification(preset, learning_rate.grid(variant.guess(), place), seed, selecting=True)
+            variant.specification(preset, selection.grid(variant.guess(), place), seed, selecting=True)
             for variant in self.variants
             for place in range(-2, 3)
             for seed in self.seeds(preset)
@@ -236,9 +236,9 @@ class Experiment:
             [
                 run
                 for setting, short in self._searches(preset).items()
-                for run in learning_rate.tried(short, setting.guess(), self.selection_seeds(preset), places)
+                for run in selection.tried(short, setting.guess(), self.selection_seeds(preset), places)
             ]
-            for places in (learning_rate.FIRST, learning_rate.ALL)
+            for places in (selection.FIRST, selection.ALL)
         )
         return Plan(first, possible, self.after_selection(preset), self.further(preset))
 
@@ -254,12 +254,10 @@ class Experiment:
         """What is still to be run once learning rates are selected."""
         return [] if self.kind == "learning-rates" else self.specifications(preset, {})
 
-    def select(
-        self, preset: Preset, run: RunAll, progress: Progress = SILENT
-    ) -> dict[Variant, learning_rate.Selection]:
+    def select(self, preset: Preset, run: RunAll, progress: Progress = SILENT) -> dict[Variant, selection.Selection]:
         """Select the learning rates of its plain optimizers."""
         searches = self._searches(preset)
-        found = learning_rate.select(
+        found = selection.select(
             {str(i): short for i, short in enumerate(searches.values())},
             run,
             {str(i): setting.guess() for i, setting in enumerate(searches)},

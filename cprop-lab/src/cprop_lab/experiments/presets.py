@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cprop_lab.experiments.learning_rate import ITERATIONS
+from cprop_lab.experiments.selection import ITERATIONS
 from cprop_lab.run.specification import Precision
 
 __all__ = ["PRESETS", "Length", "Preset"]

@@ -32,9 +32,9 @@ __all__ = [
     "manifest_of",
     "manifest_text",
     "measured",
+    "one_line",
     "runs_of",
     "to_row",
-    "told",
 ]
 
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -210,7 +210,7 @@ def runs_of(names: Sequence[str], table: pa.Table) -> Iterator[Run | DamagedErro
             for row, name in enumerate(names):
                 yield from runs_of([name], table.slice(row, 1))
         else:
-            yield DamagedError(f"its curves cannot be read ({told(error)})", names[0])
+            yield DamagedError(f"its curves cannot be read ({one_line(error)})", names[0])
         return
     for name, text, own in zip(names, texts, columns, strict=True):
         try:
@@ -245,14 +245,14 @@ def _to_run(name: str, text: bytes, columns: Mapping[str, Values]) -> Run:
     except DamagedError:
         raise
     except Exception as error:  # damaged text may be anything
-        raise DamagedError(f"its specification cannot be read ({told(error)})", name) from error
+        raise DamagedError(f"its specification cannot be read ({one_line(error)})", name) from error
     try:
         return Run(name, Specification.from_dict(stored), status, made, columns)
     except ValueError as error:  # as its id is right, this is how it was written
-        raise DamagedError(told(error, kind=False), name, newer=True) from error
+        raise DamagedError(one_line(error, kind=False), name, newer=True) from error
 
 
-def told(error: BaseException, kind: bool = True) -> str:
+def one_line(error: BaseException, kind: bool = True) -> str:
     """What was raised by damaged bytes, in a line that can be printed."""
     text = textwrap.shorten(f"{type(error).__name__}: {error}" if kind else str(error), 300)
     return "".join(one if one.isprintable() else "?" for one in text)
@@ -318,7 +318,7 @@ class Pack:
                 table = self.file.read_row_group(group, columns=ROWS.names)
                 found = as_rows(table.take([row - int(self.starts[group]) for row, _ in chosen]))
             except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
-                found = DamagedError(f"its rows from {self.starts[group]} on cannot be read ({told(error)})")
+                found = DamagedError(f"its rows from {self.starts[group]} on cannot be read ({one_line(error)})")
             yield [name for _, name in chosen], found, self
 
 
@@ -349,7 +349,7 @@ def manifest_of(text: bytes) -> dict[str, Any]:
         # Older versions wrote none.
         whole = hashlib.sha256(_canonical(about)).hexdigest()[:16] == checksum if checksum else about.keys() >= ALWAYS
     except Exception as error:  # damaged text may be anything
-        raise DamagedError(f"it cannot be read ({told(error)})") from error
+        raise DamagedError(f"it cannot be read ({one_line(error)})") from error
     if not whole:
         raise DamagedError("it does not match its checksum" if checksum else "it lacks what every manifest has")
     found: dict[str, Any] = about

@@ -34,9 +34,9 @@ from cprop_lab.store.rows import (
     kind_of,
     manifest_of,
     manifest_text,
+    one_line,
     runs_of,
     to_row,
-    told,
 )
 
 __all__ = ["Manifest", "StorageError", "Store"]
@@ -203,7 +203,7 @@ class Store:
                     opened = self._files.open_input_file(info.path)
                     pack = Pack(info.path, pq.ParquetFile(opened, page_checksum_verification=True), stamp)
                 except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
-                    self._broken[name] = f"{info.path} is not a packed experiment ({told(error)})"
+                    self._broken[name] = f"{info.path} is not a packed experiment ({one_line(error)})"
                     continue
             self._packs[name] = pack
             self._pack_of.update(dict.fromkeys(pack.rows, pack))
@@ -243,7 +243,7 @@ class Store:
             table.validate(full=True)  # else damaged offsets may point anywhere in memory
             return table if table["identity"].to_pylist() == [name] else DamagedError("it is another run's")
         except Exception as error:  # pyarrow raises a dozen kinds for damaged bytes
-            return DamagedError(f"it cannot be read ({told(error)})")
+            return DamagedError(f"it cannot be read ({one_line(error)})")
 
     def _tables(self, names: Iterable[str]) -> Iterator[Rows]:
         """The rows of finished runs, some at a time, with a file of their own or packed; sorted from batch to batch."""

@@ -1,4 +1,4 @@
-"""Training loss by CProp's epsilon: ``python -m benchmarks.epsilon``.
+"""Training loss by CProp's epsilon: ``python -m evidence.epsilon``.
 
 Short runs of a network of the laboratory's, with the paper's 1e-8 and with none, at the same learning rates and seeds.
 Some run once more with gradients multiplied by 2^-27, about 1e-8, as if the model were much larger. The optimizer
@@ -21,8 +21,9 @@ from rich.table import Table
 from torch import nn
 
 from cprop_lab.experiments.rates import rate
+from cprop_lab.run.provenance import commit
 from cprop_lab.run.specification import Specification
-from cprop_lab.run.training import Training, arithmetic, commit
+from cprop_lab.run.training import Training, arithmetic
 from cprop_lab.workloads.data import ENVIRONMENT
 
 EPSILONS: Final = (1e-8, 0.0)

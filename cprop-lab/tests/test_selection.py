@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cprop_lab.analysis.curves import final_loss
-from cprop_lab.experiments.learning_rate import candidates, choose, grid, select
+from cprop_lab.experiments.selection import candidates, choose, grid, select
 from cprop_lab.run.identity import run_id
 from cprop_lab.run.specification import Specification
 from cprop_lab.store import Store
