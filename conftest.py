@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, he
 SOURCES = [Path(__file__).parent / folder for folder in ("src", "cprop-lab/src", "evidence", "research")]
 
 ON_DEVICE = {
-    *("test_equivalence", "test_execution", "test_resume", "test_storage", "test_contract"),
-    *("test_bad_numbers", "test_schedulers"),
+    *("test_equivalence", "test_execution", "test_resume", "test_storage", "test_contract", "test_wrapper"),
+    *("test_checkpoints", "test_gradients", "test_schedulers"),
 }
 """Modules whose parameters are on the chosen device; the others test files, processes, frameworks and pages."""
 

@@ -1,5 +1,6 @@
 """The table of optimizers, settings and inputs for the generic tests."""
 
+import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -214,3 +215,52 @@ def train(optimizer, params, steps, start=0):
         gradients(params, step)
         optimizer.step()
     return params
+
+
+WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def prefixed(entry, way):
+    """Our flags by the wrapper's names, where the entry is a wrapper."""
+    return {f"cprop_{k}" if entry.id.startswith("CProp-") else k: v for k, v in way.items()}
+
+
+NATIVE_CLASSES = [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound]
+BUILDS = [*NATIVE_CLASSES, cprop.CProp.around(torch.optim.Adam)]
+
+every_optimizer = pytest.mark.parametrize("entry", cases(TABLE))
+every_setting = pytest.mark.parametrize("entry", cases(TABLE, pytest.mark.slow))
+every_inner = pytest.mark.parametrize("inner", cases(INNERS))
+every_way = pytest.mark.parametrize("way", WAYS)
+every_build = pytest.mark.parametrize("build", BUILDS, ids=lambda cls: cls.__name__)
+# Compiled, one native stands for the others: each of them is another kernel.
+every_build_in_every_way = pytest.mark.parametrize(
+    ("build", "way"),
+    [
+        pytest.param(build, way, id=f"{build.__name__}-{way}", marks=pytest.mark.nightly if repeats else ())
+        for build in BUILDS
+        for way in WAYS
+        for repeats in [way == "fused" and build in NATIVE_CLASSES and build is not cprop.CPropAdam]
+    ],
+)
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def through_a_file(state_dict):
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)

@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from table import INNERS, NATIVES, cases, gradients, inputs, train
+from table import NATIVES, cases, every_inner, gradients, inputs, train
 
 import cprop
-
-every_inner = pytest.mark.parametrize("inner", cases(INNERS))
 
 
 def every_native(wanted=lambda native: True):

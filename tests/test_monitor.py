@@ -1,10 +1,12 @@
 """What the monitor says is what the statistics hold, on one rank and on several, and it says it when it should."""
 
+import logging
 import math
 import re
 from itertools import pairwise
 
 import pytest
+import table
 import torch
 import torch.distributed as dist
 from processes import needs_fsdp2, spawn
@@ -492,3 +494,32 @@ def test_a_monitor_and_a_sample_are_shown_on_one_line():
     assert (
         repr(monitor) == "Monitor(CPropAdam, every=1, last Sample(step=1, mean_scale=1, signal_to_noise=nan, layers=1))"
     )
+
+
+def test_a_raising_logger_does_not_end_the_training(caplog):
+    params = table.inputs()[1:2]
+    optimizer = cprop.CPropAdam(params, lr=0.01)
+    kept = []
+    monitor = cprop.Monitor(optimizer, every=1, sinks=[lambda sample: 1 / 0, kept.append])
+    with caplog.at_level(logging.WARNING, "cprop"):
+        table.train(optimizer, params, 3)
+    assert len(kept) == len(monitor.samples) == 3
+    (record,) = caplog.records
+    assert "a sink of cprop.Monitor failed; training continues" in record.getMessage()
+    assert "ZeroDivisionError" in record.exc_text
+
+
+@pytest.mark.slow
+def test_the_monitor_sums_gradients_of_any_size():
+    w = torch.nn.Parameter(torch.zeros(1000))
+    for way in table.WAYS.values():
+        optimizer = cprop.CPropSGD([w], lr=0.0, **way)
+        monitor = cprop.Monitor(optimizer)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            w.grad = 1e17 * torch.randn(1000, generator=generator)
+            optimizer.step()
+        total = monitor.sample().total
+        assert math.isfinite(total.signal_error)
+        assert math.isfinite(total.noise)
+        assert total.signal_error > 0

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,70 +75,3 @@ def test_scale_is_within_1e5_of_the_oracle(stream, beta, eps):
     for g in stream:
         oracle.observe(g)
     np.testing.assert_allclose(final_scale(stream, beta=beta, eps=eps).numpy(), oracle.scale(), atol=1e-5)
-
-
-INVALID = [
-    ({"beta": 1.0}, r"invalid cprop_beta 1\.0: the horizon must be in \[0, 1\); 0\.999 looks back"),
-    ({"beta": -0.1}, r"invalid cprop_beta -0\.1"),
-    ({"beta": math.nan}, r"invalid cprop_beta nan"),
-    ({"c": 0.0}, r"invalid cprop_c 0\.0: the overconfidence must be in \(0, inf\]; the paper uses 1"),
-    ({"c": -1.0}, r"invalid cprop_c -1\.0"),
-    ({"c": math.nan}, r"invalid cprop_c nan"),
-    (
-        {"eps": -1e-8},
-        r"invalid cprop_eps -1e-08: it must be in \[0, inf\); 0 makes the scale independent .*, the paper uses 1e-8",
-    ),
-    ({"eps": math.inf}, r"invalid cprop_eps inf"),
-    ({"measure": "cauchy"}, r"unknown measure 'cauchy': choose one of 'normal'"),
-]
-
-
-@pytest.mark.parametrize(("setting", "message"), INVALID)
-def test_invalid_settings_of_the_wrapper(setting, message):
-    with pytest.raises(ValueError, match=message):
-        cprop.CProp(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), **setting)
-
-
-@pytest.mark.parametrize(("setting", "message"), INVALID)
-@pytest.mark.parametrize(
-    "cls",
-    [cprop.CPropSGD, cprop.CPropAdam, cprop.CPropAdamW, cprop.CPropRMSprop, cprop.CPropAdaBound],
-)
-def test_invalid_settings_of_the_natives(cls, setting, message):
-    prefixed = {f"cprop_{name}": value for name, value in setting.items()}
-    w = torch.nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match=message):
-        cls([w], **prefixed)
-    with pytest.raises(ValueError, match=message):
-        cls([{"params": [w], **prefixed}])
-    with pytest.raises(ValueError, match=message):
-        cls([torch.nn.Parameter(torch.zeros(1))]).add_param_group({"params": [w], **prefixed})
-
-
-@pytest.mark.parametrize(
-    ("cls", "arguments", "message"),
-    [
-        (cprop.CPropSGD, {"lr": -1.0}, r"invalid lr -1\.0: the learning rate must be at least 0"),
-        (cprop.CPropSGD, {"lr": torch.ones(2)}, r"a tensor lr must have one element"),
-        (cprop.CPropSGD, {"momentum": -0.5}, r"invalid momentum -0\.5: it must be at least 0"),
-        (cprop.CPropSGD, {"weight_decay": -0.5}, r"invalid weight_decay -0\.5: it must be at least 0"),
-        (cprop.CPropSGD, {"nesterov": True}, r"nesterov needs momentum > 0 and dampening = 0, but got momentum 0\.0"),
-        (cprop.CPropAdam, {"lr": -1.0}, r"invalid lr -1\.0"),
-        (cprop.CPropAdam, {"eps": -1.0}, r"invalid eps -1\.0: it must be at least 0"),
-        (cprop.CPropAdam, {"betas": (1.0, 0.999)}, r"invalid betas\[0\] 1\.0: it must be in \[0, 1\)"),
-        (cprop.CPropAdam, {"betas": (0.9, -1.0)}, r"invalid betas\[1\] -1\.0"),
-        (cprop.CPropAdamW, {"weight_decay": -0.5}, r"invalid weight_decay -0\.5"),
-        (cprop.CPropRMSprop, {"alpha": 1.5}, r"invalid alpha 1\.5: it must be in \[0, 1\)"),
-        (cprop.CPropRMSprop, {"momentum": -1.0}, r"invalid momentum -1\.0"),
-        (cprop.CPropAdaBound, {"gamma": 0.0}, r"invalid gamma 0\.0: it must be in \(0, 1\)"),
-        (cprop.CPropAdaBound, {"final_lr": -0.1}, r"invalid final_lr -0\.1"),
-    ],
-)
-def test_invalid_arguments_of_the_algorithms(cls, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        cls([torch.nn.Parameter(torch.zeros(1))], **arguments)
-
-
-def test_unknown_argument_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'cprop_betta': choose from lr, .*cprop_beta"):
-        cprop.CPropAdam([torch.nn.Parameter(torch.zeros(1))], cprop_betta=0.9)

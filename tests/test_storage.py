@@ -2,16 +2,15 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
-from table import ROUNDED, TABLE, gradients, inputs, train
+from table import ROUNDED, TABLE, WAYS, every_way, gradients, inputs, train
 
 import cprop
 from cprop.execution import for_loop
 from cprop.storage import Draw, random_bits, round_stochastically
-
-WAYS = {"for-loop": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
 def large(seed=0):
@@ -432,3 +431,23 @@ def test_the_wrapper_says_that_it_always_rounds_stochastically(name):
         cprop.CProp(torch.optim.SGD(large(), lr=0.1), **{name: True})
     with pytest.raises(TypeError, match="'stochastic_rounding': write cprop_stochastic_rounding"):
         cprop.CPropSGD(large(), lr=0.1, stochastic_rounding=True)
+
+
+@every_way
+def test_bfloat16_parameters_keep_the_scale_of_a_move_of_one_unit(way):
+    """To the nearest, three tenths of a unit are none: with c = 0.3 nothing would ever move."""
+    start = torch.arange(107 << 7, 147 << 7, dtype=torch.int16).view(torch.bfloat16)  # all from 2^-20 to 2^20
+    unit = 2.0 ** (start.float().log2().floor() - 7)
+    w = torch.nn.Parameter(start.clone())
+    optimizer = cprop.CProp(torch.optim.SGD([w], lr=1.0), c=0.3, **WAYS[way])
+    for _ in range(10):
+        w.grad = unit.bfloat16()
+        optimizer.step()
+    assert ((start.float() - w.detach().float()) / unit).mean().item() == pytest.approx(10 * 0.3, rel=0.03)
+
+
+def test_bfloat16_parameters_at_scale_one_are_the_inner_optimizers_to_the_bit():
+    ours, theirs = inputs(torch.bfloat16), inputs(torch.bfloat16)
+    train(cprop.CProp(torch.optim.Adam(ours, lr=0.01), c=math.inf), ours, 20)
+    train(torch.optim.Adam(theirs, lr=0.01), theirs, 20)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -1,9 +1,21 @@
-"""One bad batch: NaN and infinite gradients, clipping, accumulation, layers frozen for a while."""
+"""What a gradient may be: absent, NaN, infinite, too large, clipped, sparse, of a graph or of inference mode."""
+
+import math
 
 import pytest
 import torch
-from table import TABLE, cases, gradients, inputs, train
-from test_execution import WAYS, prefixed
+from table import (
+    TABLE,
+    WAYS,
+    cases,
+    every_build_in_every_way,
+    every_optimizer,
+    gradients,
+    inputs,
+    prefixed,
+    same,
+    train,
+)
 
 import cprop
 from cprop.execution.foreach import TensorList
@@ -111,3 +123,104 @@ def test_a_layer_frozen_for_a_while_goes_on_where_it_was(entry):
         on_alone.step()
     assert torch.equal(frozen[1], untouched[0])
     assert torch.equal(frozen[2], alone[2])
+
+
+@every_build_in_every_way
+@pytest.mark.parametrize("huge", [1e18, 1e19, 3e38])
+def test_gradients_whose_square_overflows_count_as_zero_and_leave_no_trace(build, huge, way):
+    ours, theirs = inputs()[1:3], inputs()[1:3]
+    optimizer, clean = build(ours, lr=0.01, **WAYS[way]), build(theirs, lr=0.01, **WAYS[way])
+    for step in range(4):
+        for params, each, bad in ((ours, optimizer, huge), (theirs, clean, huge if huge < 1.1e18 else 0.0)):
+            gradients(params, step)
+            params[0].grad[step] = bad
+            each.step()
+    assert all(torch.isfinite(p).all() for p in ours)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@every_optimizer
+def test_parameters_without_gradients_are_left_alone(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    before = params[1].detach().clone()
+    for step in range(3):
+        gradients(params, step)
+        params[1].grad = None
+        optimizer.step()
+    assert torch.equal(params[1], before)
+    assert optimizer.state.get(params[1], {}).get("cprop_step", 0) == 0
+    assert [p is params[1] for p, _ in optimizer.scales()].count(True) == 0
+    # It may join later, with a counter of its own.
+    train(optimizer, params, 2, start=3)
+    assert optimizer.state[params[1]]["cprop_step"] == 2
+    assert optimizer.state[params[2]]["cprop_step"] == 5
+
+
+@every_optimizer
+def test_a_step_without_any_gradient_does_nothing(entry):
+    params = inputs()
+    optimizer = entry.build(params)
+    optimizer.step()
+    assert same(params, inputs())
+
+
+@every_optimizer
+def test_gradients_are_not_written_to_by_us(entry):
+    params = inputs()
+    gradients(params, 0)
+    before = [p.grad.clone() for p in params]
+    entry.build(params).step()
+    assert same([p.grad for p in params], before)
+
+
+def inference_gradient(w, x):
+    with torch.inference_mode():
+        w.grad = x.detach() * 2
+    return torch.zeros((), requires_grad=True)
+
+
+def graph_of_the_gradient(w, x):
+    w.grad = x * 2
+    return w.grad.square().sum()
+
+
+def graph_that_saved_the_gradient(w, x):
+    w.grad = x.detach() * 2
+    return (x * w.grad).sum()
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"cprop_foreach": True}, {"cprop_fused": True}], ids=["for-loop", "foreach", "fused"]
+)
+@pytest.mark.parametrize("gradient", [inference_gradient, graph_of_the_gradient, graph_that_saved_the_gradient])
+def test_gradients_of_inference_mode_and_of_graphs_are_used_and_left_as_they_are(gradient, way):
+    w, x = torch.nn.Parameter(torch.zeros(3)), torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    optimizer = cprop.CProp.around(torch.optim.SGD)([w], lr=0.5, **way)
+    y = gradient(w, x)
+    optimizer.step()
+    y.backward()
+    assert torch.equal(w.detach(), -x.detach())
+    assert torch.equal(w.grad, x.detach() * 2)
+    assert x.grad is None or x.grad.isfinite().all()
+    for value in (torch.nan, 1.0):  # replaced, whoever made it
+        with torch.inference_mode():
+            w.grad = torch.full((3,), value)
+        before = w.detach().clone()
+        optimizer.step()
+        assert torch.equal(w.grad, torch.full((3,), 0.0 if math.isnan(value) else 1.0))
+        assert torch.equal(w.detach(), before) == math.isnan(value)
+
+
+@every_optimizer
+def test_sparse_gradients_are_refused_before_anything_moves(entry):
+    params = inputs()
+    embedding = torch.nn.Embedding(4, 3, sparse=True)
+    optimizer = entry.build([*params, embedding.weight])
+    gradients(params, 0)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(
+        RuntimeError, match=r"does not support sparse gradients, .* parameter of shape \(4, 3\) in group 0"
+    ):
+        optimizer.step()
+    assert same(params, inputs())
