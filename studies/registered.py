@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from cprop_lab import Experiment, Variant
 from cprop_lab.engine.progress import SILENT, Progress
-from cprop_lab.experiments import learning_rate
+from cprop_lab.experiments import selection
 from cprop_lab.experiments.experiment import RunAll
 from cprop_lab.experiments.plan import Plan
 from cprop_lab.experiments.presets import Length, Preset
@@ -97,9 +97,9 @@ class Registered(Experiment):
             [
                 one
                 for variant, short in self._searches(preset).items()
-                for one in learning_rate.tried(short, variant.guess(), TUNING, places, doubled)
+                for one in selection.tried(short, variant.guess(), TUNING, places, doubled)
             ]
-            for places in (learning_rate.FIRST, learning_rate.ALL)
+            for places in (selection.FIRST, selection.ALL)
         )
         then = [*self._momenta(preset, guessed).values(), self.specifications(preset, {})]
         return Plan(first, most, [one for runs in then for one in runs])
@@ -146,7 +146,7 @@ class Registered(Experiment):
     def _tune(self, preset: Preset, run: RunAll, progress: Progress) -> dict[Variant, Tuned]:
         """Each row with the rate, and then the momentum, of the lowest held-out loss."""
         later = sum(one.iterations for one in self.specifications(preset, {}))
-        found = learning_rate.select(
+        found = selection.select(
             dict(zip(map(title, self.variants), self._searches(preset).values(), strict=True)),
             run,
             {title(row): row.guess() for row in self.variants},
