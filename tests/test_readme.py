@@ -56,5 +56,7 @@ def test_what_the_readme_says_of_its_example_holds_for_another_seed_too(final_lo
 @pytest.mark.slow
 def test_the_example_does_not_gain_where_the_readme_says_so(final_losses):
     said = re.search(r"`lr=1e-3` the losses are ([\d.]+) for Adam and ([\d.]+) with CProp", README.read_text())
+    for page in ("settings.md", "results/when-to-use.md"):
+        assert all(loss in (ROOT / "docs" / page).read_text() for loss in said.groups())
     for use_cprop, loss in enumerate(said.groups()):
         assert final_losses(bool(use_cprop), decay=False, lr=1e-3)[0] == pytest.approx(float(loss), rel=0.2)

@@ -78,4 +78,4 @@ for beta, seen in learning.items():
     high = [32 * total.noise / max(total.signal - total.signal_error, 1e-9) for total in totals]
     right.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 right.set(yscale="log", xlabel="steps", ylim=(50, 1e5), title="while learning, batches of 32")
-right.legend(loc="upper left")
+right.legend(loc="lower right")
