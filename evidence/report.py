@@ -99,18 +99,6 @@ def limits() -> str:
     )
 
 
-def formats() -> str:
-    """Training loss by storage format of the state."""
-    final = results("state_formats")["final"]
-    return Table(
-        ["state", "training loss after 10,000 iterations", "standard deviation", "by seed"],
-        [
-            [name, f"{statistics.mean(x):.4f}", f"{statistics.stdev(x):.4f}", ", ".join(f"{loss:.4f}" for loss in x)]
-            for name, x in final.items()
-        ],
-    ).markdown()
-
-
 def epsilon() -> str:
     """Training loss by CProp's epsilon."""
     by_case: dict[tuple[Any, ...], dict[float, list[float]]] = {}
@@ -371,7 +359,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "step": step,
     "memory": memory,
     "limits": limits,
-    "formats": formats,
     "epsilon": epsilon,
     "preemption": preemption,
     "lstm": lstm,

@@ -21,7 +21,7 @@ from cprop_lab.run.identity import run_id
 from cprop_lab.store import Store
 
 RESULTS = ROOT / "docs" / "results"
-PAGES = sorted(RESULTS.rglob("*.md"))
+PAGES = [ROOT / "docs" / "step.md", *sorted(RESULTS.rglob("*.md"))]
 KEPT = pages.kept(EVIDENCE)
 COMMITTED = {run.run_id: run for run in Store(EVIDENCE).runs()}
 

@@ -30,7 +30,7 @@ QUICK_START = "3.11 2.6 2.15 2019 0.154 0.185"  # versions, the paper's year, an
 NOT_MEASURED = {
     "README.md": f"{QUICK_START} 12",  # settings, sizes
     # The machine and the networks; what was measured elsewhere, or with code that is not kept.
-    "docs/step.md": "2.5 124 32 1e-3 256 15 168 26 6e-5 21 1.74 1.45 2.9 2.0 1.7 1.4 30 0.2204 0.2208",
+    "docs/step.md": "2.5 124 256 15 168 26 6e-5 21 1.74 1.45 2.9 2.0 1.7 1.4",
     "docs/results/when-to-use.md": "0.154 0.185",  # losses that test_readme.py holds
     "docs/results/alternatives.md": "27 25",  # c, and what theory says of it
     "docs/results/notes/late-start.md": "101",
