@@ -89,6 +89,10 @@ class Registered(Experiment):
         """Those that are judged."""
         return range(2 if preset.name == "smoke" else self.judged)
 
+    def specifications(self, preset: Preset, lrs: Mapping[Variant, float]) -> list[Specification]:
+        """Its judged runs, at the learning rates given or those that tuning starts from."""
+        return super().specifications(self._at_its_length(preset), lrs)
+
     def plan(self, preset: Preset, select: bool | None = None) -> Plan:
         """Its runs, as far as they are known before; for the arguments see :meth:`run`."""
         preset = self._at_its_length(preset)
