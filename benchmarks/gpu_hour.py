@@ -235,7 +235,8 @@ def train(row: Row, model: LanguageModel, text: Text, phase: str, size: Size, se
         start = time.perf_counter()
         for one in optimizers:
             getattr(one, "train", lambda: None)()
-        for step in range(steps * stretch // size.evaluations, steps * (stretch + 1) // size.evaluations):
+        done = range(steps * stretch // size.evaluations, steps * (stretch + 1) // size.evaluations)
+        for step in done:
             with torch.autocast(text.device, torch.bfloat16):
                 loss = forward(text.batch(batch, generator))
             loss.backward()
@@ -252,8 +253,7 @@ def train(row: Row, model: LanguageModel, text: Text, phase: str, size: Size, se
         for one in optimizers:
             getattr(one, "eval", lambda: None)()
         held_out = evaluate(averaged or model, text, size.batch)
-        done = steps * (stretch + 1) // size.evaluations - steps * stretch // size.evaluations
-        curve.append({"steps": done, "held_out": held_out, "seconds": seconds})
+        curve.append({"steps": len(done), "held_out": held_out, "seconds": seconds})
     if averaged is not None:
         model.load_state_dict(averaged.state_dict())
     peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0

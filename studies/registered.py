@@ -120,14 +120,14 @@ class Registered(Experiment):
         preset = self._at_its_length(preset)
         tuned = self._tune(preset, run, progress)
         finals = {
-            title(row): [tuned[row].variant.specification(preset, tuned[row].lr, seed) for seed in self.seeds(preset)]
+            row.label: [tuned[row].variant.specification(preset, tuned[row].lr, seed) for seed in self.seeds(preset)]
             for row in self.variants
         }
-        tuning = {title(row): [one.run_id for one in tuned[row].runs] for row in self.variants}
+        tuning = {row.label: [one.run_id for one in tuned[row].runs] for row in self.variants}
         manifest = {
             **self.manifest(preset, {}),
             "reduced": preset.name == "smoke",
-            "tuned": {title(row): _told(tuned[row]) for row in self.variants},
+            "tuned": {row.label: _told(tuned[row]) for row in self.variants},
             "tuning": tuning,
         }
         everything = [one for runs in finals.values() for one in runs]
@@ -151,9 +151,9 @@ class Registered(Experiment):
         """Each row with the rate, and then the momentum, of the lowest held-out loss."""
         later = sum(one.iterations for one in self.specifications(preset, {}))
         found = selection.select(
-            dict(zip(map(title, self.variants), self._searches(preset).values(), strict=True)),
+            dict(zip((row.label for row in self.variants), self._searches(preset).values(), strict=True)),
             run,
-            {title(row): row.guess() for row in self.variants},
+            {row.label: row.guess() for row in self.variants},
             TUNING,
             progress,
             later,
@@ -162,7 +162,7 @@ class Registered(Experiment):
         )
         tuned = {}
         for row in self.variants:
-            search = found[title(row)]
+            search = found[row.label]
             tuned[row] = Tuned(row, search.lr, min(search.losses.values()), search.runs)
         progress.phase("tuning momenta", later)
         others = self._momenta(preset, tuned)
@@ -192,11 +192,6 @@ class Registered(Experiment):
                     lr = tuned[row].lr
                     runs[row, other] = [other.specification(preset, lr, seed, selecting=True) for seed in TUNING]
         return runs
-
-
-def title(row: Variant) -> str:
-    """What tables call a row."""
-    return Specification(row.workload, row.optimizer, lr=1.0, settings=row.settings).label
 
 
 def _told(tuned: Tuned) -> dict[str, Any]:

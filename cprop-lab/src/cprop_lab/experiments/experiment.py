@@ -60,6 +60,11 @@ class Variant:
         return parse(self.optimizer)
 
     @property
+    def label(self) -> str:
+        """What tables call it, the same on every workload."""
+        return Specification(self.workload, self.optimizer, lr=1.0, settings=self.settings).label
+
+    @property
     def base(self) -> str:
         """The optimizer without CProp, which decides the learning rate: CProp is not tuned (section 3).
 

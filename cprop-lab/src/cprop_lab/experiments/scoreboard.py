@@ -235,8 +235,7 @@ def _quartered(preset: Preset) -> Preset:
 
 def _title(variant: Variant) -> str:
     """A row's name, the same on every workload."""
-    label = Specification(variant.workload, variant.optimizer, lr=1.0, settings=variant.settings).label
-    return label + OF_ITS_OWN * variant.own_rate
+    return variant.label + OF_ITS_OWN * variant.own_rate
 
 
 def _decayed(variant: Variant, decay: float | None) -> Variant:
