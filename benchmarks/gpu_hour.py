@@ -86,8 +86,7 @@ class Block(nn.Module):
         x = x + self.project(
             functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         )
-        x = x + self.narrow(functional.gelu(self.widen(self.second(x))))
-        return x
+        return x + self.narrow(functional.gelu(self.widen(self.second(x))))
 
 
 class LanguageModel(nn.Module):
